@@ -1,0 +1,76 @@
+"""Tables and units on the terminal, plots in out/."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from common.cli import in_ipython
+
+_HOME = Path(__file__).resolve().parent.parent
+ROOT = _HOME if (_HOME / "pyproject.toml").is_file() else Path.cwd()  # the repository, else where we are
+_NUMBER = re.compile(r"[-+±~<>]?[\d.]|[-—]?$|nan|inf|-inf")
+# Okabe and Ito's colours can be told apart by everybody; the marker says the same again.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; columns that hold numbers are flush right. Piped, it has no colour and is never cut."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    console = Console(markup=False, highlight=False, emoji=False)
+    grid = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        numbers = bool(cells) and all(_NUMBER.match(row[i]) for row in cells)
+        grid.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
+    if not (console.is_terminal or console.is_jupyter):
+        wide = console.options.update(max_width=10_000)
+        console.width = max(100, Measurement.get(console, wide, grid).maximum)
+    console.print(grid)
+
+
+def si(value: float, unit: str = "") -> str:
+    """Three digits and a prefix: si(4.25e12, "B/s") is "4.25 TB/s", si(1.3e-6, "s") is "1.30 µs"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {unit}".rstrip()
+    rounded = float(f"{value:.2e}")  # 999.9 is 1.00 k
+    step = min(max(math.floor(math.log10(abs(rounded)) / 3 + 1e-12), -4), 5)
+    prefix = "pnµm kMGTP"[step + 4].strip()
+    return f"{f'{rounded / 1000.0**step:#.3g}'.rstrip('.')} {prefix}{unit}".rstrip()
+
+
+def new_figure(title: str, xlabel: str, ylabel: str, *, size: tuple[float, float] = (7, 4.5)) -> Any:
+    """`(figure, axes)` of matplotlib, labels in English, with colours and markers anybody can tell apart."""
+    from cycler import cycler
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)  # draws into a file: needs no display
+    axes = figure.add_subplot(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.set_prop_cycle(cycler(color=_COLOURS) + cycler(marker=_MARKERS))
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def save_figure(figure: Any, name: str) -> Path:
+    """Write the figure to `out/<name>.png` (150 dpi), say where, show it inline in a notebook; the path."""
+    path = ROOT / "out" / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    print(f"plot: {path}")
+    if in_ipython():
+        from IPython.display import Image, display
+
+        display(Image(filename=str(path)))  # type: ignore[no-untyped-call]
+    return path

@@ -1,0 +1,310 @@
+"""Figures measured on real GPUs: results/<gpu>.json, and the tables in the READMEs that come from it.
+
+`python -m common.results` writes the tables again from the reference file, `--check` only compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.cli import ReaderError, exit_code
+from common.report import ROOT, si, table
+from common.timing import NOISY, Timing, Yardsticks
+
+RESULTS = ROOT / "results"
+REFERENCE = RESULTS / "nvidia_h200.json"  # the one file the READMEs are made from
+NOTHING = "尚无记录的数据 · no figures recorded yet"
+_BLOCK = re.compile(r"(<!-- results:([\d.]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+_PACKAGES = re.compile(
+    r"numpy|torch|cuda-(core|bindings)|nvidia-(cuda-nvrtc|cublas|cudnn|nccl|cufft|cusparse)(-cu\d+)?"
+    r"|nvidia-cudnn-frontend|nvmath-python|nccl4py|cupy-cuda.*|pycuda|tensorrt(-rtx)?-cu\d+|triton"
+)
+
+
+class ResultsError(ReaderError):
+    """A results file that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. `seconds` of one call; `bytes` moved and `flops` done by it (None: does not apply).
+
+    `of_copy`, `of_peak`: the share of the yardstick. `of_peer`: the peer's seconds over ours, above 1 is
+    faster. `run` names the entry in "runs" that says when and with what; `record` fills it in.
+    """
+
+    section: str
+    name: str
+    size: str
+    dtype: str
+    seconds: float
+    spread: float
+    bytes: int | None = None
+    flops: int | None = None
+    of_copy: float | None = None
+    of_peak: float | None = None
+    peer: str | None = None
+    of_peer: float | None = None
+    run: str = ""
+
+    @classmethod
+    def from_timing(
+        cls,
+        *,
+        section: str,
+        name: str,
+        size: str,
+        dtype: str,
+        timing: Timing,
+        yardsticks: Yardsticks,
+        bytes: int | None = None,
+        flops: int | None = None,
+        peer: tuple[str, Timing] | None = None,
+        peak_tflops: float | None = None,
+    ) -> Row:
+        """A row from what `benchmark` measured; `peer` is the library's name and its timing.
+
+        The peak is `peak_tflops` where given (the library's matmul for tensor cores), else for "f32" the
+        measured FMA rate; another dtype without `peak_tflops` has no share of a peak.
+        """
+        peak = peak_tflops or (yardsticks.fma_tflops if dtype == "f32" else None)
+        return cls(
+            section=section,
+            name=name,
+            size=str(size),
+            dtype=dtype,
+            seconds=timing.seconds,
+            spread=timing.spread,
+            bytes=int(bytes) if bytes else None,  # a NumPy integer would not go into JSON
+            flops=int(flops) if flops else None,
+            of_copy=bytes / timing.seconds / 1e9 / yardsticks.copy_gbps if bytes else None,
+            of_peak=flops / timing.seconds / 1e12 / peak if flops and peak else None,
+            peer=peer[0] if peer else None,
+            of_peer=peer[1].seconds / timing.seconds if peer else None,
+        )
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a newer measurement has to share with this one to replace it."""
+        return (self.section, self.name, self.size, self.dtype, self.peer or "")
+
+
+def path_for(gpu_name: str) -> Path:
+    """results/nvidia_h200.json for "NVIDIA H200"."""
+    return RESULTS / (re.sub(r"[^a-z0-9]+", "_", gpu_name.lower()).strip("_") + ".json")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The file as {"gpu": name, "runs": {id: {...}}, "rows": [Row]}; empty if there is none.
+
+    Raises ResultsError if it is not a file that `record` wrote.
+    """
+    if not path.exists():
+        return {"gpu": "", "runs": {}, "rows": []}
+    known = {field.name for field in fields(Row)}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows = [Row(**row) for row in data["rows"]]
+        if missing := {row.run for row in rows} - set(data["runs"]):
+            raise ValueError(f"no run {sorted(missing)[0]!r}")
+        if any(set(row) != known for row in data["rows"]):
+            raise ValueError("a row with missing fields")
+        return {"gpu": str(data["gpu"]), "runs": dict(data["runs"]), "rows": rows}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ResultsError(f"{path} is not a results file ({reason}): repair or delete it") from error
+
+
+def merge(path: Path, gpu_name: str, run_id: str, run: dict[str, Any], rows: Iterable[Row]) -> None:
+    """Put `rows`, measured in `run`, into the file: a row replaces the one of equal key. The file is
+    replaced whole, so an interruption leaves the old one; runs that no row refers to any more are dropped."""
+    data = load(path)
+    merged = {row.key: row for row in data["rows"]}
+    merged |= {row.key: replace(row, run=run_id) for row in rows}
+    # By section; within one, the order in which its script gave them.
+    ordered = sorted(merged.values(), key=lambda row: [int(part) for part in row.section.split(".")])
+    runs = {**data["runs"], run_id: run}
+    used = {row.run for row in ordered}
+    data = {
+        "gpu": gpu_name,
+        "runs": {name: runs[name] for name in sorted(runs) if name in used},
+        "rows": [asdict(row) for row in ordered],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def record(rows: Sequence[Row]) -> Path:
+    """Merge what was just measured on the current GPU into its file, and return the file's path.
+
+    One process is one run. Raises Unavailable on the simulator.
+    """
+    from common import gpu, timing
+
+    device, stream = gpu.open_device()
+    run_id, run = _run(timing.yardsticks(device, stream))
+    path = path_for(device.name)
+    merge(path, device.name, run_id, run, rows)
+    return path
+
+
+@functools.cache
+def _run(yardsticks: Yardsticks) -> tuple[str, dict[str, Any]]:
+    from cuda.bindings import nvrtc
+
+    now, commit, installed = datetime.now(UTC), _commit(), metadata.distributions()
+    return f"{now:%Y%m%dT%H%M%SZ}-{commit[:7]}", {
+        "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "commit": commit,
+        "driver": _driver_version(),
+        "cuda": ".".join(str(part) for part in nvrtc.nvrtcVersion()[1:]),  # the NVRTC behind the kernels
+        "packages": dict(sorted((d.name, d.version) for d in installed if _PACKAGES.fullmatch(d.name or ""))),
+        "copy_gbps": round(yardsticks.copy_gbps, 1),
+        "fma_tflops": round(yardsticks.fma_tflops, 2),
+        "sm_clock_mhz": yardsticks.sm_clock_mhz,
+        "throttled": yardsticks.throttled,
+    }
+
+
+def _commit() -> str:
+    """The commit, with -dirty where code differs from it. $CUDA_BOOK_COMMIT says it where git cannot."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        code = (".", ":(exclude)results", ":(exclude,glob)**/README*.md")  # a bench writes these itself
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", *code)
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("CUDA_BOOK_COMMIT", "unknown")
+
+
+def _driver_version() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no pynvml, or a container that hides NVML
+        return "unknown"
+
+
+def recorded(number: str, path: Path = REFERENCE) -> list[Row]:
+    """The rows of a section ("1.1.3") or of a chapter ("1") in a results file."""
+    return [row for row in load(path)["rows"] if f"{row.section}.".startswith(f"{number}.")]
+
+
+def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table of `rows`; columns in which nobody has anything to say are left out."""
+
+    def rate(row: Row) -> str:
+        if row.flops and (not row.bytes or (row.of_peak or 0) > (row.of_copy or 0)):
+            return f"{row.flops / row.seconds / 1e12:.3g} TFLOP/s"
+        return f"{row.bytes / row.seconds / 1e9:.0f} GB/s" if row.bytes else ""
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}"
+
+    columns: dict[str, list[str]] = {
+        "节 section": [row.section if len({r.section for r in rows}) > 1 else "" for row in rows],
+        "实现 variant": [row.name for row in rows],
+        "规模 size": [row.size for row in rows],
+        "类型 dtype": [row.dtype for row in rows],
+        "时间 time": [si(row.seconds, "s") for row in rows],
+        "速率 rate": [rate(row) for row in rows],
+        "占拷贝 of copy": [share(row.of_copy) for row in rows],
+        "占峰值 of peak": [share(row.of_peak) for row in rows],
+        "对比 vs peer": ["" if row.of_peer is None else f"{row.of_peer:.2f}× {row.peer}" for row in rows],
+        "波动 spread > 5%": [f"{row.spread:.0%}" if row.spread > NOISY else "" for row in rows],
+    }
+    kept = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+
+
+def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
+    """Where the rows were measured: one line for each run."""
+    lines = []
+    for name in sorted({row.run for row in rows}):
+        run = data["runs"][name]
+        throttled = "" if not run["throttled"] else f", throttled: {', '.join(run['throttled'])}"
+        commit, dash, dirty = run["commit"].partition("-")
+        lines.append(
+            f"{data['gpu']}, {run['date'][:10]}, commit {commit[:7]}{dash}{dirty}, driver {run['driver']}, "
+            f"CUDA {run['cuda']}: copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s"
+            + throttled
+        )
+    return lines
+
+
+def show(rows: Sequence[Row], title: str = "") -> None:
+    """Print rows that were just measured as a table."""
+    table(title, *_cells(rows))
+
+
+def show_recorded(number: str, path: Path = REFERENCE) -> None:
+    """Print what a results file holds for a section, with GPU and date: it is another machine's work."""
+    rows = recorded(number, path)
+    for line in _captions(rows, load(path)) or [NOTHING]:
+        print(f"recorded, not measured here: {line}" if rows else line)
+    if rows:
+        show(rows)
+
+
+def render(number: str, path: Path = REFERENCE) -> str:
+    """The Markdown table of a section or chapter, ending in a newline."""
+    rows = recorded(number, path)
+    if not rows:
+        return NOTHING + "\n"
+    headings, cells = _cells(rows)
+    lines = [headings, ["---"] * len(headings), *cells]
+    body = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return body + "".join(f"\n<sub>{caption}</sub>\n" for caption in _captions(rows, load(path)))
+
+
+def update_readme(readme: Path, *, write: bool = True, path: Path = REFERENCE) -> bool:
+    """Rewrite what stands between `<!-- results:1.1.1 -->` and `<!-- /results -->`; True if that changed it.
+
+    With `write=False` the file is left alone.
+    """
+    old = readme.read_text(encoding="utf-8")
+    if old.count("<!-- results:") != len(_BLOCK.findall(old)):
+        raise ResultsError(f"{readme}: a <!-- results:... --> without its <!-- /results -->")
+    new = _BLOCK.sub(lambda found: found[1] + render(found[2], path) + found[3], old)
+    if write and new != old:
+        readme.write_text(new, encoding="utf-8")
+    return new != old
+
+
+def check_readmes(*, write: bool = False) -> list[Path]:
+    """The READMEs whose tables are not what the reference file says; with `write` they are put right."""
+    readmes = sorted([*ROOT.glob("README*.md"), *ROOT.glob("ch*/README*.md")])
+    return [readme for readme in readmes if update_readme(readme, write=write)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(prog="python -m common.results", description=__doc__)
+    options.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is stale")
+    check = options.parse_args(argv).check
+    for readme in (changed := check_readmes(write=not check)):
+        print(f"{'out of date' if check else 'updated'}: {readme.relative_to(ROOT)}")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

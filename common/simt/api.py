@@ -1,0 +1,525 @@
+"""Stand-ins for cuda.core's objects, so that a script's lines run unchanged on the simulator.
+
+Work is done at once, whatever the stream; only errors keep their timing: a kernel's fault is raised by the next
+synchronisation and by everything after it, until `reset()`. What is not here raises SimulatorUnsupported.
+"""
+
+import ctypes
+import itertools
+import sys
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.core
+import numpy as np
+from cuda.core import EventOptions, StreamOptions
+
+from common.simt.compiler import compile_ptx
+from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
+from common.simt.memory import DEVICE_BYTES, Arena
+from common.simt.module import MAX_BLOCK, MAX_GRID, MAX_THREADS, SHARED_DEFAULT, SHARED_OPTIN, THREADS_PER_SM, LoadedKernel, LoadedModule  # fmt: skip
+from common.simt.scheduler import SMS
+
+CUDAError = SimulatorError.__mro__[1]
+NAME = "CUDA book simulator"
+
+
+class _State:
+    """What the one simulated device holds."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self.fault: KernelFault | None = None
+        self.output: list[str] = []
+
+    def check(self) -> None:
+        """Where the host waits for the device: print what kernels printed, raise what they did wrong."""
+        if self.output:
+            text, self.output = "".join(self.output), []
+            sys.stdout.write(text)
+        if self.fault is not None:
+            raise self.fault
+
+
+_state = _State()
+_handles = itertools.count(1)
+
+
+def reset() -> None:
+    """Forget a sticky fault and unprinted output (a GPU needs a new process for that). Memory stays."""
+    _state.fault = None
+    _state.output = []
+
+
+def arena() -> Arena:
+    """The device's memory, for tests and tools."""
+    return _state.arena
+
+
+class LaunchConfig(cuda.core.LaunchConfig):
+    """cuda.core's own; only that `is_cooperative` asks no driver."""
+
+    def __init__(self, *args, is_cooperative: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.is_cooperative = is_cooperative
+
+
+class ProgramOptions(cuda.core.ProgramOptions):
+    """cuda.core's own; only that the default architecture is the simulator's."""
+
+    def __init__(self, *args, arch: str | None = None, **kwargs):
+        super().__init__(*args, arch=arch or "sm_90", **kwargs)
+
+
+class Device:
+    """The simulated device; there is one."""
+
+    _instance: "Device | None" = None
+
+    def __new__(cls, device_id: "Device | int | None" = None):
+        if device_id not in (None, 0) and not isinstance(device_id, Device):
+            raise SimulatorError(f"CUDA_ERROR_INVALID_DEVICE: device {device_id}; the simulator has device 0 only")
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    device_id = 0
+    name = NAME
+    arch = "90"
+    uuid = "00000000-0000-0000-0000-000000000000"
+    pci_bus_id = "0000:00:00.0"
+
+    @property
+    def compute_capability(self):
+        from cuda.core._utils.cuda_utils import ComputeCapability
+
+        return ComputeCapability(9, 0)
+
+    @property
+    def properties(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            max_threads_per_block=MAX_THREADS, max_block_dim_x=MAX_BLOCK[0], max_block_dim_y=MAX_BLOCK[1],
+            max_block_dim_z=MAX_BLOCK[2], max_grid_dim_x=MAX_GRID[0], max_grid_dim_y=MAX_GRID[1],
+            max_grid_dim_z=MAX_GRID[2], warp_size=32, multiprocessor_count=SMS, max_shared_memory_per_block=SHARED_DEFAULT,
+            max_shared_memory_per_block_optin=SHARED_OPTIN, max_shared_memory_per_multiprocessor=228 << 10,
+            max_threads_per_multiprocessor=THREADS_PER_SM, max_blocks_per_multiprocessor=32,
+            max_registers_per_block=65536, max_registers_per_multiprocessor=65536, total_constant_memory=65536,
+            compute_capability_major=9, compute_capability_minor=0, concurrent_kernels=True, unified_addressing=True,
+            cooperative_launch=True, kernel_exec_timeout=False, can_map_host_memory=True, memory_pools_supported=True,
+            managed_memory=False, integrated=False,
+        )  # fmt: skip
+
+    @classmethod
+    def get_all_devices(cls) -> "tuple[Device, ...]":
+        return (cls(0),)
+
+    def set_current(self, ctx=None) -> None:
+        return None
+
+    def create_stream(self, obj=None, options: StreamOptions | None = None) -> "Stream":
+        return Stream._init(options)
+
+    def create_event(self, options: EventOptions | None = None) -> "Event":
+        return Event._init(options)
+
+    def create_graph_builder(self):
+        return self.create_stream().create_graph_builder()
+
+    @property
+    def default_stream(self) -> "Stream":
+        return LEGACY_DEFAULT_STREAM
+
+    @property
+    def memory_resource(self) -> "DeviceMemoryResource":
+        return DeviceMemoryResource(self)
+
+    def allocate(self, size: int, *, stream) -> "Buffer":
+        return self.memory_resource.allocate(size, stream=stream)
+
+    def sync(self) -> None:
+        _state.check()
+
+    def __int__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"<Device 0 ({NAME})>"
+
+    def __getattr__(self, name: str):
+        raise SimulatorUnsupported(f"Device.{name}")
+
+
+class Stream:
+    """A stream whose work is done as soon as it is given."""
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Stream objects cannot be instantiated directly: use Device.create_stream()")
+
+    @classmethod
+    def _init(cls, options: StreamOptions | None = None) -> "Stream":
+        self = cls.__new__(cls)
+        self.handle = next(_handles)
+        self.is_nonblocking = True if options is None else bool(options.nonblocking)
+        self.priority = 0 if options is None or options.priority is None else options.priority
+        self.is_closed = False
+        self.device = Device()
+        return self
+
+    @staticmethod
+    def from_handle(handle) -> "Stream":
+        return Stream._init()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, int(self.handle))
+
+    def sync(self) -> None:
+        _state.check()
+
+    def record(self, event: "Event | None" = None, options: EventOptions | None = None) -> "Event":
+        return Event._init(options) if event is None else event
+
+    def wait(self, event_or_stream) -> None:
+        return None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def create_graph_builder(self):
+        from common.simt.graph import GraphBuilder
+
+        return GraphBuilder._init(self)
+
+    def _submit(self, work) -> None:
+        work()
+
+
+class Event:
+    """An event; it orders, but the simulator has no time to measure."""
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Event objects cannot be instantiated directly: use Stream.record()")
+
+    @classmethod
+    def _init(cls, options: EventOptions | None = None) -> "Event":
+        if isinstance(options, dict):
+            options = EventOptions(**options)
+        self = cls.__new__(cls)
+        self.handle = next(_handles)
+        self.is_timing_enabled = bool(options and options.timing_enabled)
+        self.is_blocking_sync = bool(options and options.blocking_sync)
+        self.is_done = True
+        self.device = Device()
+        return self
+
+    def sync(self) -> None:
+        _state.check()
+
+    def close(self) -> None:
+        return None
+
+    def __sub__(self, other: "Event") -> float:
+        raise SimulatorUnsupported("the time between events: the simulator has no time")
+
+
+LEGACY_DEFAULT_STREAM = Stream._init(StreamOptions(nonblocking=False))
+PER_THREAD_DEFAULT_STREAM = Stream._init(StreamOptions(nonblocking=False))
+
+
+class DeviceMemoryResource:
+    """Memory of the device."""
+
+    is_device_accessible, is_host_accessible, is_managed, device_id = True, False, False, 0
+    _kind = "device"
+
+    def __init__(self, device_id=0, options=None):
+        pass
+
+    def allocate(self, size: int, *, stream=None) -> "Buffer":
+        if size < 0:
+            raise ValueError(f"size must not be negative: {size}")
+        if size == 0:
+            return Buffer._init(0, 0, self, None)
+        allocation = _state.arena.allocate(size, self._kind)
+        return Buffer._init(allocation.start, size, self, None)
+
+    def deallocate(self, ptr, size: int, *, stream=None) -> None:
+        if size:
+            _state.arena.free(int(ptr))
+
+
+class LegacyPinnedMemoryResource(DeviceMemoryResource):
+    """Page-locked host memory; the device can address it too."""
+
+    is_host_accessible = True
+    _kind = "pinned"
+
+
+class Buffer:
+    """A range of device, pinned or plain host memory."""
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Buffer objects cannot be instantiated directly: use Device.allocate()")
+
+    @classmethod
+    def _init(cls, ptr: int, size: int, resource: DeviceMemoryResource | None, owner) -> "Buffer":
+        self = cls.__new__(cls)
+        self.handle = ptr
+        self.size = size
+        self.memory_resource = resource
+        self.owner = owner
+        self.device_id = 0
+        self._host = owner is not None and not isinstance(owner, Buffer)
+        self._free = weakref.finalize(self, _release, resource, ptr, size) if resource is not None else None
+        return self
+
+    @staticmethod
+    def from_handle(ptr, size: int, mr=None, owner=None, *, stream=None) -> "Buffer":
+        if mr is not None and owner is not None:
+            raise ValueError("owner and memory resource cannot be both specified together")
+        return Buffer._init(int(ptr), size, mr, owner)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._free is not None and not self._free.alive
+
+    @property
+    def is_device_accessible(self) -> bool:
+        return not self._host
+
+    @property
+    def is_host_accessible(self) -> bool:
+        return self._host or bool(self.memory_resource and self.memory_resource.is_host_accessible)
+
+    def _bytes(self) -> np.ndarray:
+        """This memory as uint8, wherever it lies."""
+        if self.is_closed:
+            raise RuntimeError("this Buffer is closed")
+        if self.size == 0:
+            return np.zeros(0, np.uint8)
+        if self._host:
+            return np.frombuffer((ctypes.c_char * self.size).from_address(self.handle), np.uint8)
+        if _state.arena.find(self.handle, self.handle + self.size) is None:
+            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated")
+        return _state.arena.bytes[self.handle : self.handle + self.size]
+
+    def copy_from(self, src: "Buffer", *, stream, options=None) -> None:
+        if src.size != self.size:
+            raise ValueError(f"buffer sizes mismatch between src and dst (sizes are: {src.size} vs {self.size})")
+        _on(stream, lambda: _copy(self, src))
+
+    def copy_to(self, dst: "Buffer | None" = None, *, stream, options=None) -> "Buffer":
+        if dst is None:
+            if self.memory_resource is None:
+                raise ValueError("a destination buffer must be provided (this buffer has no memory_resource)")
+            dst = self.memory_resource.allocate(self.size, stream=stream)
+        dst.copy_from(self, stream=stream)
+        return dst
+
+    def fill(self, value, *, stream) -> None:
+        pattern = bytes([value]) if isinstance(value, int) else bytes(value)
+        if len(pattern) not in (1, 2, 4):
+            raise ValueError(f"value must be 1, 2, or 4 bytes, got {len(pattern)}")
+        if self.size % len(pattern):
+            raise ValueError(f"buffer size ({self.size}) must be divisible by {len(pattern)}")
+        data = self._bytes()
+        _on(stream, lambda: data.view(f"u{len(pattern)}").fill(int.from_bytes(pattern, "little")))
+
+    def close(self, stream=None) -> None:
+        if self._free is not None:
+            self._free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (3, 0) if self.is_host_accessible else (2, 0)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if not self.is_host_accessible:
+            raise SimulatorUnsupported("DLPack of device memory: no other library can see the simulator's memory")
+        return self._bytes().view(np.int8).__dlpack__(max_version=max_version)
+
+    def __repr__(self) -> str:
+        return f"<Buffer ptr={self.handle:#x} size={self.size}>"
+
+
+def _release(resource: DeviceMemoryResource, ptr: int, size: int) -> None:
+    resource.deallocate(ptr, size)
+
+
+def _on(stream, work) -> None:
+    """Give work to a stream, or record it where the stream is a graph under construction."""
+    if not hasattr(stream, "_submit"):
+        raise TypeError(f"a Stream or GraphBuilder is needed, not {type(stream).__name__}")
+    stream._submit(work)
+
+
+def _copy(dst: Buffer, src: Buffer) -> None:
+    # a copy that involves pageable host memory waits for the device, so a fault surfaces here
+    if dst._host or src._host:
+        _state.check()
+    elif _state.fault is not None:
+        return
+    dst._bytes()[:] = src._bytes()
+
+
+class Program:
+    """CUDA C++ to be compiled."""
+
+    backend = "NVRTC"
+
+    def __init__(self, code: str | bytes, code_type: str, options: cuda.core.ProgramOptions | None = None):
+        if str(code_type).lower() not in ("c++", "ptx"):
+            raise SimulatorUnsupported(f"programs of type {code_type!r}")
+        self.code = code.decode() if isinstance(code, bytes) else code
+        self.code_type = str(code_type).lower()
+        self.options = options if options is not None else ProgramOptions()
+
+    def compile(self, target_type: str, name_expressions=(), logs=None, *, cache=None) -> "ObjectCode":
+        """Whatever target is asked for, the simulator runs the PTX."""
+        if str(target_type) not in ("ptx", "cubin"):
+            raise SimulatorUnsupported(f"compiling to {target_type!r}")
+        if self.code_type == "ptx":
+            return ObjectCode._init(self.code, {}, "")
+        names = tuple(n.decode() if isinstance(n, bytes) else n for n in name_expressions)
+        ptx, mangled, log = compile_ptx(self.code, self.options, names)
+        if logs is not None and log:
+            logs.write(log)
+        return ObjectCode._init(ptx, mangled, self.code)
+
+    def close(self) -> None:
+        return None
+
+
+class ObjectCode:
+    """A compiled module; loaded when a kernel is first taken from it."""
+
+    code_type = "ptx"
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("ObjectCode objects cannot be instantiated directly: use Program.compile()")
+
+    @classmethod
+    def _init(cls, ptx: str, mapping: dict[str, str], source: str) -> "ObjectCode":
+        self = cls.__new__(cls)
+        self.code = ptx.encode()
+        self.symbol_mapping = mapping
+        self._source = source
+        self._loaded: LoadedModule | None = None
+        return self
+
+    @staticmethod
+    def from_ptx(module, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> "ObjectCode":
+        text = module.decode() if isinstance(module, bytes) else module
+        return ObjectCode._init(text, symbol_mapping or {}, "")
+
+    def _module(self) -> LoadedModule:
+        if self._loaded is None:
+            self._loaded = LoadedModule(self.code.decode(), self._source, _state.arena)
+            weakref.finalize(self, self._loaded.close)
+        return self._loaded
+
+    def get_kernel(self, name: str | bytes) -> "Kernel":
+        name = name.decode() if isinstance(name, bytes) else name
+        return Kernel._init(self._module().kernel(self.symbol_mapping.get(name, name)), self)
+
+
+class Kernel:
+    """A kernel that launch() takes."""
+
+    def __init__(self, *args, **kwargs):
+        raise RuntimeError("Kernel objects cannot be instantiated directly: use ObjectCode.get_kernel()")
+
+    @classmethod
+    def _init(cls, loaded: LoadedKernel, owner: ObjectCode) -> "Kernel":
+        self = cls.__new__(cls)
+        self._kernel = loaded
+        self._owner = owner
+        return self
+
+    @property
+    def num_arguments(self) -> int:
+        return len(self._kernel.params)
+
+    @property
+    def attributes(self) -> SimpleNamespace:
+        k = self._kernel
+        return SimpleNamespace(
+            max_threads_per_block=k.max_threads, shared_size_bytes=k.static_shared, local_size_bytes=k.local_bytes,
+            max_dynamic_shared_size_bytes=k.max_dynamic_shared,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str):
+        raise SimulatorUnsupported(f"Kernel.{name}")
+
+
+def _argument(value: Any, position: int) -> bytes:
+    """The bytes of one kernel argument, by cuda.core's rules."""
+    if isinstance(value, Buffer):
+        if value.is_closed:
+            raise LaunchError(f"argument {position} is a closed Buffer")
+        return int(value.handle).to_bytes(8, "little")
+    if isinstance(value, bool):
+        return bytes([value])
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    if isinstance(value, int):
+        return (value & (2**64 - 1)).to_bytes(8, "little")
+    if isinstance(value, float):
+        return np.float64(value).tobytes()
+    if isinstance(value, complex):
+        return np.complex128(value).tobytes()
+    if isinstance(value, ctypes._SimpleCData):
+        return bytes(value)
+    raise TypeError(f"the argument is of unsupported type: {type(value)}")
+
+
+def launch(stream, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args) -> None:
+    """Run a kernel. Bad configurations raise here, faults of the kernel at the next synchronisation."""
+    if config.cluster is not None:
+        raise SimulatorUnsupported("thread block clusters")
+    args = [_argument(a, i) for i, a in enumerate(kernel_args)]
+    prepared = kernel._kernel.prepare(config.grid, config.block, config.shmem_size, config.is_cooperative, args)
+
+    def run() -> None:
+        if _state.fault is not None:
+            return
+        workspace = _state.arena.allocate(64, "device", "grid barrier") if config.is_cooperative else None
+        if workspace is not None:
+            _state.arena.bytes[workspace.start : workspace.end] = 0
+            prepared.workspace = workspace.start
+        try:
+            prepared.run()
+        except KernelFault as fault:
+            _state.fault = fault
+        finally:
+            _state.output += prepared.output
+            prepared.output = []
+            if workspace is not None:
+                _state.arena.free(workspace.start)
+
+    _on(stream, run)
+
+
+def get_global(module: ObjectCode, name: str) -> Buffer:
+    """The memory of a __device__ or __constant__ variable."""
+    loaded = module._module()
+    mapped = module.symbol_mapping.get(name, name)
+    start = loaded.address(mapped)
+    return Buffer._init(start, loaded.module.variables[mapped].size, None, None)
+
+
+def set_max_dynamic_shared(kernel: Kernel, size: int) -> None:
+    """Allow launches of this kernel with up to `size` bytes of dynamic shared memory."""
+    if not 0 <= size + kernel._kernel.static_shared <= SHARED_OPTIN:
+        raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {size} bytes of dynamic shared memory (at most {SHARED_OPTIN})")
+    kernel._kernel.max_dynamic_shared = size
+
+
+def memory_info() -> tuple[int, int]:
+    """(free, total) bytes of device memory."""
+    return DEVICE_BYTES - _state.arena.used["device"], DEVICE_BYTES

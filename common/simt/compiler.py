@@ -1,0 +1,80 @@
+"""The front: CUDA C++ -> PTX by the real NVRTC, which needs no driver and no GPU. Results are kept in out/cache."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from cuda.bindings import nvrtc
+from cuda.core import ProgramOptions
+
+from common.simt.errors import SimulatorError
+
+ARCHITECTURE = "compute_90"
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("CUDA_BOOK_CACHE") or Path(__file__).resolve().parents[2] / "out" / "cache")
+
+
+def compile_ptx(source: str, options: ProgramOptions, names: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
+    """Compile CUDA C++.
+
+    Returns the PTX, a dict from each name expression to its mangled name, and the compiler's log.
+    Raises SimulatorError with the log when the source does not compile.
+    """
+    flags = [f for f in options.as_bytes("nvrtc") if not f.startswith((b"-arch", b"--gpu-architecture"))]
+    flags = [f for f in flags if f not in (b"--device-debug", b"-G", b"--generate-line-info", b"-lineinfo")]
+    flags += [f"-arch={ARCHITECTURE}".encode(), b"-lineinfo"]
+    flags = [f for f in flags if not f.startswith(b"--ptxas-options")]
+    key = json.dumps([source, [f.decode() for f in flags], names, _check(nvrtc.nvrtcVersion())])
+    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(path.read_text())
+        if kept["key"] == key:
+            return kept["ptx"], kept["names"], kept["log"]
+    ptx, mangled, log = _run_nvrtc(source, flags, names)
+    _keep(path, {"key": key, "ptx": ptx, "names": mangled, "log": log})
+    return ptx, mangled, log
+
+
+def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
+    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    try:
+        for name in names:
+            _check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        text = log.rstrip(b"\0 ").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise SimulatorError(f"{status.name}:\n{text}")
+        mangled = {n: _check(nvrtc.nvrtcGetLoweredName(program, n.encode())).decode() for n in names}
+        ptx = b" " * _check(nvrtc.nvrtcGetPTXSize(program))
+        _check(nvrtc.nvrtcGetPTX(program, ptx))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return ptx.rstrip(b"\0 ").decode(), mangled, text
+
+
+def _keep(path: Path, content: dict) -> None:
+    """Write the cache entry in one step; a read-only or full disk only costs the time to compile again."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+
+
+def _check(result):
+    status, *values = result
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise SimulatorError(f"NVRTC: {status.name}")
+    return values[0] if len(values) == 1 else tuple(values)

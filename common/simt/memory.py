@@ -1,0 +1,315 @@
+"""Device memory: one arena of bytes with a table of allocations, and the loads and stores of a group of threads.
+
+An address of global memory is an offset into the arena, so a gather needs no translation. Shared and local
+memory have address spaces of their own; seen through a generic pointer they lie in windows far above the arena.
+Every access is checked: inside one live allocation, and aligned to its size.
+"""
+
+import bisect
+import mmap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.simt.errors import IllegalAddress, MisalignedAddress, SimulatorError
+
+if TYPE_CHECKING:
+    from common.simt.scheduler import Group
+
+DEVICE_BYTES = 2 << 30  # what the simulated device has
+HOST_BYTES = 1 << 30  # pinned host memory, which the device can address too
+FIRST_ADDRESS = 1 << 20  # below it nothing is mapped: null pointers fault
+GRANULARITY = 256  # cudaMalloc's alignment
+SHARED_WINDOW = 1 << 44
+LOCAL_WINDOW = 2 << 44
+PARAM_WINDOW = 3 << 44
+UNWRITTEN = 0xFF  # fresh memory: NaN as a float, -1 as an integer; never what a test expects
+
+i8 = np.dtype("i8")
+
+
+@dataclass
+class Allocation:
+    """One allocation: [start, start + size), what it is called and where it lives ('device', 'pinned', 'module')."""
+
+    start: int
+    size: int
+    name: str
+    kind: str
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+class Arena:
+    """Global memory of the device and pinned memory of the host."""
+
+    def __init__(self) -> None:
+        total = FIRST_ADDRESS + DEVICE_BYTES + HOST_BYTES
+        # anonymous pages: the system commits only what is touched
+        self.bytes = np.frombuffer(mmap.mmap(-1, total), dtype=np.uint8)
+        self.views = {np.dtype(t): self.bytes.view(t) for t in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")}  # fmt: skip
+        self.starts: list[int] = []
+        self.table: list[Allocation] = []
+        self.last: Allocation | None = None
+        self.used = {"device": 0, "pinned": 0}
+        self.serial = 0
+
+    def allocate(self, size: int, kind: str = "device", name: str = "") -> Allocation:
+        """First gap that holds `size` bytes with a guard gap behind it. Raises SimulatorError when memory is out."""
+        pool = "pinned" if kind == "pinned" else "device"
+        limit = HOST_BYTES if pool == "pinned" else DEVICE_BYTES
+        if self.used[pool] + size > limit:
+            raise SimulatorError(
+                f"CUDA_ERROR_OUT_OF_MEMORY: {size} bytes asked for, {limit - self.used[pool]} of {limit} free ({pool})"
+            )
+        low, high = FIRST_ADDRESS, FIRST_ADDRESS + DEVICE_BYTES
+        if pool == "pinned":
+            low, high = high, high + HOST_BYTES
+        position, index = low, bisect.bisect_left(self.starts, low)
+        needed = size + GRANULARITY  # the guard gap: one byte past the end is nobody's
+        while index < len(self.table) and self.table[index].start < position + needed:
+            position = -(-(self.table[index].end + GRANULARITY) // GRANULARITY) * GRANULARITY
+            index += 1
+        if position + size > high:
+            raise SimulatorError(f"CUDA_ERROR_OUT_OF_MEMORY: no gap of {size} bytes left ({pool})")
+        self.serial += 1
+        allocation = Allocation(position, size, name or f"{kind} buffer {self.serial}", kind)
+        self.starts.insert(index, position)
+        self.table.insert(index, allocation)
+        self.used[pool] += size
+        self.bytes[position : position + size] = UNWRITTEN
+        return allocation
+
+    def free(self, start: int) -> None:
+        """Give an allocation back. Raises SimulatorError for an address that is not the start of one."""
+        index = bisect.bisect_left(self.starts, start)
+        if index == len(self.starts) or self.starts[index] != start:
+            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: nothing was allocated at {start:#x}")
+        allocation = self.table.pop(index)
+        self.starts.pop(index)
+        self.used["pinned" if allocation.kind == "pinned" else "device"] -= allocation.size
+        self.last = None
+
+    def find(self, low: int, high: int) -> Allocation | None:
+        """The allocation that holds all of [low, high), if one does."""
+        last = self.last
+        if last is not None and last.start <= low and high <= last.start + last.size:
+            return last
+        index = bisect.bisect_right(self.starts, low) - 1
+        if index < 0 or high > self.table[index].end:
+            return None
+        self.last = self.table[index]
+        return self.last
+
+    def string(self, start: int) -> str:
+        """The zero-terminated text at an address."""
+        allocation = self.find(start, start + 1)
+        if allocation is None:
+            return f"<bad pointer {start:#x}>"
+        return bytes(self.bytes[start : allocation.end]).split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def nearest(self, address: int) -> Allocation | None:
+        """The allocation that an address missed by least, for the message."""
+        if not self.table:
+            return None
+        index = bisect.bisect_right(self.starts, address)
+        near = self.table[max(index - 1, 0) : index + 1]
+        return min(near, key=lambda a: max(a.start - address, address - a.end))
+
+    def inside(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        """For each address, whether [address, address + size) lies in one allocation."""
+        if not self.starts:
+            return np.zeros(len(addresses), bool)
+        starts = np.array(self.starts)
+        ends = np.array([a.end for a in self.table])
+        index = np.searchsorted(starts, addresses, "right") - 1
+        return (index >= 0) & (addresses + size <= ends[np.maximum(index, 0)])
+
+
+class Address:
+    """An address register made ready for gathers: its range, its low bits, and element indices by size."""
+
+    __slots__ = ("base", "bits", "high", "low", "raw", "space", "words")
+
+    def __init__(self, space: str, raw: np.ndarray, base: np.ndarray | int):
+        self.space = space
+        self.raw = raw  # int64, one or one per thread; within the space
+        self.base = base  # what to add: where the block's (thread's) part of the arena starts
+        if raw.size == 1:
+            self.low = self.high = self.bits = int(raw[0])
+        else:
+            self.low, self.high = int(raw.min()), int(raw.max())
+            self.bits = int(np.bitwise_or.reduce(raw))
+        self.words: dict[int, np.ndarray] = {}
+
+    def index(self, shift: int) -> np.ndarray:
+        """Indices into the arena seen as elements of 2**shift bytes."""
+        found = self.words.get(shift)
+        if found is None:
+            found = self.raw >> shift
+            if isinstance(self.base, np.ndarray):
+                found = found + (self.base >> shift)
+            self.words[shift] = found
+        return found
+
+
+def signed(a: np.ndarray) -> np.ndarray:
+    """A 32- or 64-bit register as int64."""
+    return a.view(i8) if a.dtype.itemsize == 8 else a.astype(i8)
+
+
+def global_address(g: "Group", a: np.ndarray) -> Address:
+    return Address("global", signed(a), 0)
+
+
+def shared_address(g: "Group", a: np.ndarray) -> Address:
+    return Address("shared", signed(a), g.shared_base)
+
+
+def local_address(g: "Group", a: np.ndarray) -> Address:
+    return Address("local", signed(a), g.local_base)
+
+
+def generic_address(g: "Group", a: np.ndarray) -> "Address | list[tuple[np.ndarray, Group, Address]]":
+    """Sort generic addresses into their spaces; a list of (lanes, sub-group, address) where they are mixed."""
+    raw = signed(a)
+    low, high = (int(raw[0]),) * 2 if raw.size == 1 else (int(raw.min()), int(raw.max()))
+    if 0 <= low >> 44 == high >> 44 <= 3:
+        return _in_window(g, raw, low >> 44)
+    raw = np.broadcast_to(raw, (g.n,))
+    parts = []
+    for window in np.unique(np.clip(raw >> 44, -1, 4)):
+        lanes = np.flatnonzero(np.clip(raw >> 44, -1, 4) == window)
+        sub = g.subset(lanes)
+        parts.append((lanes, sub, _in_window(sub, raw[lanes], int(window))))
+    return parts
+
+
+def _in_window(g: "Group", raw: np.ndarray, window: int) -> Address:
+    if window == 1:
+        return Address("shared", raw - SHARED_WINDOW, g.shared_base)
+    if window == 2:
+        return Address("local", raw - LOCAL_WINDOW, g.local_base)
+    if window == 3:
+        return Address("param", raw - PARAM_WINDOW, 0)
+    return Address("global", raw, 0)
+
+
+def _views(g: "Group", space: str) -> dict:
+    if space == "global":
+        return g.chunk.launch.arena.views
+    if space == "shared":
+        return g.chunk.shared_views
+    if space == "local":
+        return g.chunk.local_views
+    return g.chunk.launch.param_views
+
+
+def check(g: "Group", address: Address, offset: int, size: int, what: str, where: int) -> None:
+    """Raise the fault that the hardware would report, for the first thread that commits it."""
+    if (address.bits | offset) & (size - 1):
+        wrong = np.flatnonzero(((address.raw + offset) & (size - 1)) != 0)
+        if wrong.size:
+            _fault(g, MisalignedAddress, address, offset, size, what, where, int(wrong[0]))
+    low, high = address.low + offset, address.high + offset + size
+    if address.space == "global":
+        arena = g.chunk.launch.arena
+        if arena.find(low, high) is None:
+            good = arena.inside(address.raw + offset, size)
+            if not good.all():
+                _fault(g, IllegalAddress, address, offset, size, what, where, int(np.argmin(good)))
+    else:
+        limit = g.chunk.space_bytes(address.space)
+        if low < 0 or high > limit:
+            good = (address.raw + offset >= 0) & (address.raw + offset + size <= limit)
+            _fault(g, IllegalAddress, address, offset, size, what, where, int(np.argmin(good)))
+
+
+def _fault(g: "Group", kind, address: Address, offset: int, size: int, what: str, where: int, lane: int) -> None:
+    target = int(address.raw[lane if address.raw.size > 1 else 0]) + offset
+    if kind is MisalignedAddress:
+        detail = f"{what} of {size} bytes at {address.space} address {target:#x} is not aligned to {size}"
+    elif address.space == "global":
+        near = g.chunk.launch.arena.nearest(target)
+        detail = f"{what} of {size} bytes at {target:#x} is out of bounds"
+        if near is not None:
+            gap = target + size - near.end if target >= near.start else target - near.start
+            side = f"{gap} bytes past the end of" if target >= near.start else f"{-gap} bytes before"
+            detail += f": {side} '{near.name}' ({near.size} bytes at {near.start:#x})"
+    else:
+        detail = (
+            f"{what} of {size} bytes at {address.space} offset {target} is out of bounds: "
+            f"{g.chunk.space_name(address.space)} has {g.chunk.space_bytes(address.space)} bytes"
+        )
+    raise kind(g.describe(kind, detail, where, lane))
+
+
+def load(g: "Group", address, offset: int, dtype: np.dtype, where: int, count: int = 1) -> list[np.ndarray]:
+    """Gather `count` neighbouring elements a thread (ld.v2 and ld.v4 are one aligned access)."""
+    if isinstance(address, list):
+        out = [np.empty(g.n, dtype) for _ in range(count)]
+        for lanes, sub, part in address:
+            for whole, piece in zip(out, load(sub, part, offset, dtype, where, count), strict=True):
+                whole[lanes] = piece
+        return out
+    size = dtype.itemsize
+    check(g, address, offset, size * count, "read", where)
+    shift = size.bit_length() - 1
+    view, index, step = _views(g, address.space)[dtype], address.index(shift), offset >> shift
+    return [
+        view[k:].take(index, mode="clip") if k >= 0 else view.take(index + k, mode="clip")
+        for k in range(step, step + count)
+    ]
+
+
+def store(g: "Group", address, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:
+    """Scatter neighbouring elements a thread; of threads that write one address, the highest wins."""
+    if isinstance(address, list):
+        wide = [np.broadcast_to(v, (g.n,)) for v in values]
+        for lanes, sub, part in address:
+            store(sub, part, offset, dtype, [v[lanes] for v in wide], where)
+        return
+    size = dtype.itemsize
+    check(g, address, offset, size * len(values), "write", where)
+    g.chunk.launch.writes += 1
+    shift = size.bit_length() - 1
+    view, index, step = _views(g, address.space)[dtype], address.index(shift), offset >> shift
+    for k, value in enumerate(values, step):
+        if index.size == 1 and value.size > 1:
+            value = value[-1:]
+        if k >= 0:
+            view[k:][index] = value
+        else:
+            view[index + k] = value
+
+
+def copy_async(
+    g: "Group", target, source, offsets: tuple[int, int], size: int, take: np.ndarray | None, where: int
+) -> None:
+    """cp.async: `size` bytes a thread from global to shared memory; beyond `take` bytes the rest is zero."""
+    step = min(size, 8)
+    dtype = np.dtype(f"u{step}")
+    for i in range(0, size, step):
+        if take is None:
+            value = load(g, source, offsets[1] + i, dtype, where)
+        else:
+            value = [_partial(g, source, offsets[1] + i, i, dtype, take, where)]
+        store(g, target, offsets[0] + i, dtype, value, where)
+
+
+def _partial(
+    g: "Group", source, offset: int, done: int, dtype: np.dtype, take: np.ndarray, where: int
+) -> np.ndarray:
+    """The part of a cp.async whose source may end early: bytes from `take` on read as zero."""
+    out = np.zeros((g.n, dtype.itemsize), np.uint8)
+    left = np.broadcast_to(take, (g.n,)).astype(np.int64) - done
+    for byte in range(dtype.itemsize):
+        lanes = np.flatnonzero(left > byte)
+        if lanes.size:
+            sub = g.subset(lanes)
+            part = Address(source.space, np.broadcast_to(source.raw, (g.n,))[lanes], 0)
+            out[lanes, byte] = load(sub, part, offset + byte, np.dtype("u1"), where)[0]
+    return out.view(dtype).ravel()

@@ -1,0 +1,65 @@
+"""Shared by all tests: what a marker needs, and a device in its first state before and after each test."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+
+os.environ["MPLBACKEND"] = "Agg"  # for the scripts that tests start, too
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("book", deadline=None, derandomize=True)
+settings.load_profile("book")
+
+
+@cache
+def gpu_count() -> int:
+    """How many GPUs `common.gpu` uses: none where CUDA_BOOK_DEVICE=simulator."""
+    from common import gpu
+
+    if gpu.SIMULATED:
+        return 0
+    from cuda.core import system
+
+    return int(system.get_num_devices())
+
+
+def obstacle(marker: str) -> str | None:
+    """Why a test with that marker cannot run here; None if it can."""
+    if marker == "gpu" and gpu_count() == 0:
+        from common import gpu
+
+        return f"needs a GPU ({gpu.DEVICE_REASON})"
+    if marker == "multi_gpu" and gpu_count() < 2:
+        return f"needs two GPUs, has {gpu_count()}"
+    modules = {"tensorrt": ("tensorrt", "tensorrt_rtx"), "tensorflow": ("tensorflow",)}.get(marker, ())
+    if modules and not any(importlib.util.find_spec(name) for name in modules):
+        return f"needs {' or '.join(modules)} (./run doctor says how)"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        if reason := obstacle(mark.name):
+            pytest.skip(reason)
+
+
+def pytest_report_header() -> str:
+    try:
+        from common import gpu
+    except ImportError as error:
+        return f"device: unknown, common.gpu does not import: {error}"
+    return f"device: {'simulator' if gpu.SIMULATED else 'GPU'} ({gpu.DEVICE_REASON})"
+
+
+@pytest.fixture(autouse=True)
+def fresh_simulator() -> Iterator[None]:
+    """A fault sticks to the simulated device, as on a GPU; it must not reach the next test."""
+    yield
+    if api := sys.modules.get("common.simt.api"):
+        api.reset()
