@@ -109,8 +109,12 @@ def compile_module(source: str, names: tuple[str, ...] = (), **options: Any) -> 
     settings = {"std": "c++17", "lineinfo": True, "include_path": include_folders(), **options}
     known = [int(a) for a in nvrtc.nvrtcGetSupportedArchs()[-1]]
     if int(arch.rstrip("af")) in known:
-        return Program(source, "c++", ProgramOptions(arch=f"sm_{arch}", **settings)).compile("cubin", name_expressions=names)
-    return Program(source, "c++", ProgramOptions(arch=f"compute_{max(known)}", **settings)).compile("ptx", name_expressions=names)
+        return Program(source, "c++", ProgramOptions(arch=f"sm_{arch}", **settings)).compile(
+            "cubin", name_expressions=names
+        )
+    return Program(source, "c++", ProgramOptions(arch=f"compute_{max(known)}", **settings)).compile(
+        "ptx", name_expressions=names
+    )
 
 
 def compile_kernels(source: str, *names: str, **options: Any) -> tuple[Kernel, ...]:
@@ -123,7 +127,11 @@ def compile_kernels(source: str, *names: str, **options: Any) -> tuple[Kernel, .
 def _is_extern_c(source: str, name: str) -> bool:
     """Whether a kernel keeps its plain name: it is declared extern "C" just before."""
     position = source.find(f" {name}(")
-    start = max(source.rfind("}", 0, position), source.rfind(";", 0, position), source.rfind('extern "C"', 0, position))
+    start = max(
+        source.rfind("}", 0, position),
+        source.rfind(";", 0, position),
+        source.rfind('extern "C"', 0, position),
+    )
     return position >= 0 and 'extern "C"' in source[max(start, 0) : position]
 
 
@@ -137,11 +145,18 @@ class DeviceArray:
         self.size = int(np.prod(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
         if self.nbytes > buffer.size:
-            raise ValueError(f"{self.shape} of {self.dtype} needs {self.nbytes} bytes, the buffer has {buffer.size}")
+            raise ValueError(
+                f"{self.shape} of {self.dtype} needs {self.nbytes} bytes, the buffer has {buffer.size}"
+            )
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (int(self.buffer.handle), False), "version": 3}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (int(self.buffer.handle), False),
+            "version": 3,
+        }
 
     def copy_from_host(self, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array of the same size in bytes to the device (waits: pageable memory is staged)."""

@@ -8,20 +8,31 @@ import ctypes
 import itertools
 import sys
 import weakref
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import cuda.core
 import numpy as np
 from cuda.core import EventOptions, StreamOptions
+from cuda.core._utils.cuda_utils import ComputeCapability
 
 from common.simt.compiler import compile_ptx
 from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
+from common.simt.graph import GraphBuilder
 from common.simt.memory import DEVICE_BYTES, Arena
-from common.simt.module import MAX_BLOCK, MAX_GRID, MAX_THREADS, SHARED_DEFAULT, SHARED_OPTIN, THREADS_PER_SM, LoadedKernel, LoadedModule  # fmt: skip
+from common.simt.module import (  # fmt: skip
+    MAX_BLOCK,
+    MAX_GRID,
+    MAX_THREADS,
+    SHARED_DEFAULT,
+    SHARED_OPTIN,
+    THREADS_PER_SM,
+    LoadedKernel,
+    LoadedModule,
+)
 from common.simt.scheduler import SMS
 
-CUDAError = SimulatorError.__mro__[1]
 NAME = "CUDA book simulator"
 
 
@@ -73,13 +84,15 @@ class ProgramOptions(cuda.core.ProgramOptions):
 
 
 class Device:
-    """The simulated device; there is one."""
+    """The simulated device; there is one. A property that is not here raises SimulatorUnsupported."""
 
     _instance: "Device | None" = None
 
     def __new__(cls, device_id: "Device | int | None" = None):
         if device_id not in (None, 0) and not isinstance(device_id, Device):
-            raise SimulatorError(f"CUDA_ERROR_INVALID_DEVICE: device {device_id}; the simulator has device 0 only")
+            raise SimulatorError(
+                f"CUDA_ERROR_INVALID_DEVICE: device {device_id}; the simulator has device 0 only"
+            )
         if cls._instance is None:
             cls._instance = super().__new__(cls)
         return cls._instance
@@ -92,7 +105,6 @@ class Device:
 
     @property
     def compute_capability(self):
-        from cuda.core._utils.cuda_utils import ComputeCapability
 
         return ComputeCapability(9, 0)
 
@@ -114,16 +126,16 @@ class Device:
     def get_all_devices(cls) -> "tuple[Device, ...]":
         return (cls(0),)
 
-    def set_current(self, ctx=None) -> None:
+    def set_current(self, ctx: object = None) -> None:
         return None
 
-    def create_stream(self, obj=None, options: StreamOptions | None = None) -> "Stream":
-        return Stream._init(options)
+    def create_stream(self, obj: object = None, options: StreamOptions | None = None) -> "Stream":
+        return Stream(options)
 
     def create_event(self, options: EventOptions | None = None) -> "Event":
-        return Event._init(options)
+        return Event(options)
 
-    def create_graph_builder(self):
+    def create_graph_builder(self) -> GraphBuilder:
         return self.create_stream().create_graph_builder()
 
     @property
@@ -134,7 +146,7 @@ class Device:
     def memory_resource(self) -> "DeviceMemoryResource":
         return DeviceMemoryResource(self)
 
-    def allocate(self, size: int, *, stream) -> "Buffer":
+    def allocate(self, size: int, *, stream: "Stream | GraphBuilder") -> "Buffer":
         return self.memory_resource.allocate(size, stream=stream)
 
     def sync(self) -> None:
@@ -153,22 +165,16 @@ class Device:
 class Stream:
     """A stream whose work is done as soon as it is given."""
 
-    def __init__(self, *args, **kwargs):
-        raise RuntimeError("Stream objects cannot be instantiated directly: use Device.create_stream()")
-
-    @classmethod
-    def _init(cls, options: StreamOptions | None = None) -> "Stream":
-        self = cls.__new__(cls)
+    def __init__(self, options: StreamOptions | None = None):
         self.handle = next(_handles)
         self.is_nonblocking = True if options is None else bool(options.nonblocking)
         self.priority = 0 if options is None or options.priority is None else options.priority
         self.is_closed = False
         self.device = Device()
-        return self
 
     @staticmethod
-    def from_handle(handle) -> "Stream":
-        return Stream._init()
+    def from_handle(handle: int) -> "Stream":
+        return Stream()
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, int(self.handle))
@@ -177,40 +183,32 @@ class Stream:
         _state.check()
 
     def record(self, event: "Event | None" = None, options: EventOptions | None = None) -> "Event":
-        return Event._init(options) if event is None else event
+        return Event(options) if event is None else event
 
-    def wait(self, event_or_stream) -> None:
+    def wait(self, event_or_stream: "Event | Stream") -> None:
         return None
 
     def close(self) -> None:
         self.is_closed = True
 
-    def create_graph_builder(self):
-        from common.simt.graph import GraphBuilder
+    def create_graph_builder(self) -> GraphBuilder:
+        return GraphBuilder(self)
 
-        return GraphBuilder._init(self)
-
-    def _submit(self, work) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         work()
 
 
 class Event:
     """An event; it orders, but the simulator has no time to measure."""
 
-    def __init__(self, *args, **kwargs):
-        raise RuntimeError("Event objects cannot be instantiated directly: use Stream.record()")
-
-    @classmethod
-    def _init(cls, options: EventOptions | None = None) -> "Event":
+    def __init__(self, options: "EventOptions | dict | None" = None):
         if isinstance(options, dict):
             options = EventOptions(**options)
-        self = cls.__new__(cls)
         self.handle = next(_handles)
         self.is_timing_enabled = bool(options and options.timing_enabled)
         self.is_blocking_sync = bool(options and options.blocking_sync)
         self.is_done = True
         self.device = Device()
-        return self
 
     def sync(self) -> None:
         _state.check()
@@ -222,8 +220,8 @@ class Event:
         raise SimulatorUnsupported("the time between events: the simulator has no time")
 
 
-LEGACY_DEFAULT_STREAM = Stream._init(StreamOptions(nonblocking=False))
-PER_THREAD_DEFAULT_STREAM = Stream._init(StreamOptions(nonblocking=False))
+LEGACY_DEFAULT_STREAM = Stream(StreamOptions(nonblocking=False))
+PER_THREAD_DEFAULT_STREAM = Stream(StreamOptions(nonblocking=False))
 
 
 class DeviceMemoryResource:
@@ -232,18 +230,18 @@ class DeviceMemoryResource:
     is_device_accessible, is_host_accessible, is_managed, device_id = True, False, False, 0
     _kind = "device"
 
-    def __init__(self, device_id=0, options=None):
+    def __init__(self, device_id: object = 0, options: object = None):
         pass
 
-    def allocate(self, size: int, *, stream=None) -> "Buffer":
+    def allocate(self, size: int, *, stream: object = None) -> "Buffer":
         if size < 0:
             raise ValueError(f"size must not be negative: {size}")
         if size == 0:
-            return Buffer._init(0, 0, self, None)
+            return Buffer(0, 0, self)
         allocation = _state.arena.allocate(size, self._kind)
-        return Buffer._init(allocation.start, size, self, None)
+        return Buffer(allocation.start, size, self)
 
-    def deallocate(self, ptr, size: int, *, stream=None) -> None:
+    def deallocate(self, ptr: int, size: int, *, stream: object = None) -> None:
         if size:
             _state.arena.free(int(ptr))
 
@@ -258,26 +256,27 @@ class LegacyPinnedMemoryResource(DeviceMemoryResource):
 class Buffer:
     """A range of device, pinned or plain host memory."""
 
-    def __init__(self, *args, **kwargs):
-        raise RuntimeError("Buffer objects cannot be instantiated directly: use Device.allocate()")
-
-    @classmethod
-    def _init(cls, ptr: int, size: int, resource: DeviceMemoryResource | None, owner) -> "Buffer":
-        self = cls.__new__(cls)
+    def __init__(self, ptr: int, size: int, resource: DeviceMemoryResource | None, owner: object = None):
         self.handle = ptr
         self.size = size
         self.memory_resource = resource
         self.owner = owner
         self.device_id = 0
         self._host = owner is not None and not isinstance(owner, Buffer)
-        self._free = weakref.finalize(self, _release, resource, ptr, size) if resource is not None else None
-        return self
+        self._free = weakref.finalize(self, resource.deallocate, ptr, size) if resource is not None else None
 
     @staticmethod
-    def from_handle(ptr, size: int, mr=None, owner=None, *, stream=None) -> "Buffer":
+    def from_handle(
+        ptr: int,
+        size: int,
+        mr: DeviceMemoryResource | None = None,
+        owner: object = None,
+        *,
+        stream: object = None,
+    ) -> "Buffer":
         if mr is not None and owner is not None:
             raise ValueError("owner and memory resource cannot be both specified together")
-        return Buffer._init(int(ptr), size, mr, owner)
+        return Buffer(int(ptr), size, mr, owner)
 
     @property
     def is_closed(self) -> bool:
@@ -300,15 +299,21 @@ class Buffer:
         if self._host:
             return np.frombuffer((ctypes.c_char * self.size).from_address(self.handle), np.uint8)
         if _state.arena.find(self.handle, self.handle + self.size) is None:
-            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated")
+            raise SimulatorError(
+                f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated"
+            )
         return _state.arena.bytes[self.handle : self.handle + self.size]
 
-    def copy_from(self, src: "Buffer", *, stream, options=None) -> None:
+    def copy_from(self, src: "Buffer", *, stream: "Stream | GraphBuilder", options: object = None) -> None:
         if src.size != self.size:
-            raise ValueError(f"buffer sizes mismatch between src and dst (sizes are: {src.size} vs {self.size})")
+            raise ValueError(
+                f"buffer sizes mismatch between src and dst (sizes are: {src.size} vs {self.size})"
+            )
         _on(stream, lambda: _copy(self, src))
 
-    def copy_to(self, dst: "Buffer | None" = None, *, stream, options=None) -> "Buffer":
+    def copy_to(
+        self, dst: "Buffer | None" = None, *, stream: "Stream | GraphBuilder", options: object = None
+    ) -> "Buffer":
         if dst is None:
             if self.memory_resource is None:
                 raise ValueError("a destination buffer must be provided (this buffer has no memory_resource)")
@@ -316,7 +321,7 @@ class Buffer:
         dst.copy_from(self, stream=stream)
         return dst
 
-    def fill(self, value, *, stream) -> None:
+    def fill(self, value: int | bytes, *, stream: "Stream | GraphBuilder") -> None:
         pattern = bytes([value]) if isinstance(value, int) else bytes(value)
         if len(pattern) not in (1, 2, 4):
             raise ValueError(f"value must be 1, 2, or 4 bytes, got {len(pattern)}")
@@ -325,14 +330,14 @@ class Buffer:
         data = self._bytes()
         _on(stream, lambda: data.view(f"u{len(pattern)}").fill(int.from_bytes(pattern, "little")))
 
-    def close(self, stream=None) -> None:
+    def close(self, stream: object = None) -> None:
         if self._free is not None:
             self._free()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -340,18 +345,16 @@ class Buffer:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if not self.is_host_accessible:
-            raise SimulatorUnsupported("DLPack of device memory: no other library can see the simulator's memory")
+            raise SimulatorUnsupported(
+                "DLPack of device memory: no other library can see the simulator's memory"
+            )
         return self._bytes().view(np.int8).__dlpack__(max_version=max_version)
 
     def __repr__(self) -> str:
         return f"<Buffer ptr={self.handle:#x} size={self.size}>"
 
 
-def _release(resource: DeviceMemoryResource, ptr: int, size: int) -> None:
-    resource.deallocate(ptr, size)
-
-
-def _on(stream, work) -> None:
+def _on(stream: Stream | GraphBuilder, work: Callable[[], None]) -> None:
     """Give work to a stream, or record it where the stream is a graph under construction."""
     if not hasattr(stream, "_submit"):
         raise TypeError(f"a Stream or GraphBuilder is needed, not {type(stream).__name__}")
@@ -379,17 +382,24 @@ class Program:
         self.code_type = str(code_type).lower()
         self.options = options if options is not None else ProgramOptions()
 
-    def compile(self, target_type: str, name_expressions=(), logs=None, *, cache=None) -> "ObjectCode":
+    def compile(
+        self,
+        target_type: str,
+        name_expressions: Sequence[str | bytes] = (),
+        logs: Any = None,
+        *,
+        cache: object = None,
+    ) -> "ObjectCode":
         """Whatever target is asked for, the simulator runs the PTX."""
         if str(target_type) not in ("ptx", "cubin"):
             raise SimulatorUnsupported(f"compiling to {target_type!r}")
         if self.code_type == "ptx":
-            return ObjectCode._init(self.code, {}, "")
+            return ObjectCode(self.code, {}, "")
         names = tuple(n.decode() if isinstance(n, bytes) else n for n in name_expressions)
         ptx, mangled, log = compile_ptx(self.code, self.options, names)
         if logs is not None and log:
             logs.write(log)
-        return ObjectCode._init(ptx, mangled, self.code)
+        return ObjectCode(ptx, mangled, self.code)
 
     def close(self) -> None:
         return None
@@ -400,22 +410,18 @@ class ObjectCode:
 
     code_type = "ptx"
 
-    def __init__(self, *args, **kwargs):
-        raise RuntimeError("ObjectCode objects cannot be instantiated directly: use Program.compile()")
-
-    @classmethod
-    def _init(cls, ptx: str, mapping: dict[str, str], source: str) -> "ObjectCode":
-        self = cls.__new__(cls)
+    def __init__(self, ptx: str, mapping: dict[str, str], source: str):
         self.code = ptx.encode()
         self.symbol_mapping = mapping
         self._source = source
         self._loaded: LoadedModule | None = None
-        return self
 
     @staticmethod
-    def from_ptx(module, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> "ObjectCode":
+    def from_ptx(
+        module: str | bytes, *, name: str = "", symbol_mapping: dict[str, str] | None = None
+    ) -> "ObjectCode":
         text = module.decode() if isinstance(module, bytes) else module
-        return ObjectCode._init(text, symbol_mapping or {}, "")
+        return ObjectCode(text, symbol_mapping or {}, "")
 
     def _module(self) -> LoadedModule:
         if self._loaded is None:
@@ -425,21 +431,15 @@ class ObjectCode:
 
     def get_kernel(self, name: str | bytes) -> "Kernel":
         name = name.decode() if isinstance(name, bytes) else name
-        return Kernel._init(self._module().kernel(self.symbol_mapping.get(name, name)), self)
+        return Kernel(self._module().kernel(self.symbol_mapping.get(name, name)), self)
 
 
 class Kernel:
     """A kernel that launch() takes."""
 
-    def __init__(self, *args, **kwargs):
-        raise RuntimeError("Kernel objects cannot be instantiated directly: use ObjectCode.get_kernel()")
-
-    @classmethod
-    def _init(cls, loaded: LoadedKernel, owner: ObjectCode) -> "Kernel":
-        self = cls.__new__(cls)
+    def __init__(self, loaded: LoadedKernel, owner: ObjectCode):
         self._kernel = loaded
-        self._owner = owner
-        return self
+        self._owner = owner  # keeps the module's variables alive
 
     @property
     def num_arguments(self) -> int:
@@ -478,12 +478,16 @@ def _argument(value: Any, position: int) -> bytes:
     raise TypeError(f"the argument is of unsupported type: {type(value)}")
 
 
-def launch(stream, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args) -> None:
+def launch(
+    stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args: Any
+) -> None:
     """Run a kernel. Bad configurations raise here, faults of the kernel at the next synchronisation."""
     if config.cluster is not None:
         raise SimulatorUnsupported("thread block clusters")
     args = [_argument(a, i) for i, a in enumerate(kernel_args)]
-    prepared = kernel._kernel.prepare(config.grid, config.block, config.shmem_size, config.is_cooperative, args)
+    prepared = kernel._kernel.prepare(
+        config.grid, config.block, config.shmem_size, config.is_cooperative, args
+    )
 
     def run() -> None:
         if _state.fault is not None:
@@ -510,13 +514,15 @@ def get_global(module: ObjectCode, name: str) -> Buffer:
     loaded = module._module()
     mapped = module.symbol_mapping.get(name, name)
     start = loaded.address(mapped)
-    return Buffer._init(start, loaded.module.variables[mapped].size, None, None)
+    return Buffer(start, loaded.module.variables[mapped].size, None)
 
 
 def set_max_dynamic_shared(kernel: Kernel, size: int) -> None:
     """Allow launches of this kernel with up to `size` bytes of dynamic shared memory."""
     if not 0 <= size + kernel._kernel.static_shared <= SHARED_OPTIN:
-        raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {size} bytes of dynamic shared memory (at most {SHARED_OPTIN})")
+        raise LaunchError(
+            f"CUDA_ERROR_INVALID_VALUE: {size} bytes of dynamic shared memory (at most {SHARED_OPTIN})"
+        )
     kernel._kernel.max_dynamic_shared = size
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.simt.memory import Address, _views, check
+from common.simt.memory import AnyAddress, check, views_of
 
 if TYPE_CHECKING:
     from common.simt.scheduler import Group
@@ -27,7 +27,7 @@ def _apply(op: str, old: np.ndarray, value: np.ndarray) -> np.ndarray:
     return _UFUNC[op](old, value)
 
 
-def atomic(g: "Group", address, offset: int, op: str, dtype: np.dtype, value: np.ndarray, other: np.ndarray | None,
+def atomic(g: "Group", address: AnyAddress, offset: int, op: str, dtype: np.dtype, value: np.ndarray, other: np.ndarray | None,
            wanted: bool, where: int) -> np.ndarray | None:  # fmt: skip
     """Perform `op` and return what each thread found (None unless wanted).
 
@@ -46,7 +46,7 @@ def atomic(g: "Group", address, offset: int, op: str, dtype: np.dtype, value: np
     pairs = value.ndim - 1  # 1 for packed halves
     check(g, address, offset, dtype.itemsize << pairs, "atomic", where)
     shift = dtype.itemsize.bit_length() - 1
-    view = _views(g, address.space)[dtype]
+    view = views_of(g, address.space)[dtype]
     index = np.broadcast_to(address.index(shift) + (offset >> shift), (g.n,))
     value = np.broadcast_to(value, (g.n, *value.shape[1:]))
     if pairs:
@@ -94,7 +94,9 @@ def _with_result(view: np.ndarray, index: np.ndarray, op: str, value: np.ndarray
     return old
 
 
-def _compare_and_swap(view: np.ndarray, index: np.ndarray, compare: np.ndarray, new: np.ndarray) -> np.ndarray:
+def _compare_and_swap(
+    view: np.ndarray, index: np.ndarray, compare: np.ndarray, new: np.ndarray
+) -> np.ndarray:
     old = view[index]
     hits = np.flatnonzero(old == compare)
     if hits.size == 0:  # nobody's comparison holds, so nothing changes: the common case of a spinning lock
@@ -104,7 +106,9 @@ def _compare_and_swap(view: np.ndarray, index: np.ndarray, compare: np.ndarray, 
         return old
     current: dict[int, int] = {}
     result = old.copy()
-    for lane, (where, expected, value) in enumerate(zip(index.tolist(), compare.tolist(), new.tolist(), strict=True)):
+    for lane, (where, expected, value) in enumerate(
+        zip(index.tolist(), compare.tolist(), new.tolist(), strict=True)
+    ):
         found = current.get(where)
         if found is None:
             found = view[where].item()
@@ -113,6 +117,3 @@ def _compare_and_swap(view: np.ndarray, index: np.ndarray, compare: np.ndarray, 
     for where, value in current.items():
         view[where] = value
     return result
-
-
-__all__ = ["Address", "atomic"]

@@ -9,7 +9,21 @@ laid the code out in.
 from dataclasses import dataclass, field
 
 from common.simt.errors import SimulatorUnsupported
-from common.simt.ptx import TYPE_BYTES, Function, Imm, Instr, Label, Mem, Module, Not, Pair, Reg, Sym, Vec, Variable
+from common.simt.ptx import (
+    TYPE_BYTES,
+    Function,
+    Imm,
+    Instr,
+    Label,
+    Mem,
+    Module,
+    Not,
+    Pair,
+    Reg,
+    Sym,
+    Variable,
+    Vec,
+)
 
 # Instructions that a whole warp executes together: they start a block, so that the scheduler can wait for lanes.
 WARP_OPS = {"shfl", "vote", "match", "redux", "elect", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"}
@@ -78,7 +92,9 @@ class _Inliner:
                 self.local[v.name + suffix] = v
         if suffix:
             for reg, kind in f.regs.items():
-                self.entry.regs[f"{reg[:-2]}{suffix}<>" if reg.endswith("<>") else _suffixed(reg, suffix)] = kind
+                self.entry.regs[f"{reg[:-2]}{suffix}<>" if reg.endswith("<>") else _suffixed(reg, suffix)] = (
+                    kind
+                )
         self.targets.update({k + suffix: [t + suffix for t in v] for k, v in f.targets.items()})
         end = Label(f"$ret{suffix}")
         for item in f.body:
@@ -117,7 +133,9 @@ class _Inliner:
             if arg.name in names:
                 return Sym(names[arg.name], arg.offset)
             known = arg.name in self.module.variables or arg.name in self.module.functions
-            return arg if known or not suffix or arg.name in self.shared else Sym(arg.name + suffix, arg.offset)
+            return (
+                arg if known or not suffix or arg.name in self.shared else Sym(arg.name + suffix, arg.offset)
+            )
         if isinstance(arg, Mem):
             return Mem(self.rename(arg.base, suffix, names), arg.offset)
         if isinstance(arg, Vec):
@@ -147,7 +165,9 @@ class _Inliner:
             if TYPE_BYTES[known] != max(size, 2):
                 raise SimulatorUnsupported(f"a call parameter written as .{known} and read as .{dtype}")
             slots.append(Reg(slot))
-        pairs = list(zip(slots, items, strict=True)) if instr.op == "st" else list(zip(items, slots, strict=True))
+        pairs = (
+            list(zip(slots, items, strict=True)) if instr.op == "st" else list(zip(items, slots, strict=True))
+        )
         if len(pairs) > 1:
             return Instr("movs", (dtype,), [a for p in pairs for a in p], None, instr.loc, instr.text)
         return Instr("movs", (dtype,), list(pairs[0]), None, instr.loc, instr.text)
@@ -406,7 +426,12 @@ def _waits(instr: Instr, used: set[str]) -> bool:
 
 def _mark_spins(blocks: list[Block]) -> None:
     """Mark the innermost loops around an instruction that may wait, less the inner loops that cannot."""
-    used = {r for b in blocks for i in [*b.instrs, *([b.control] if b.control else [])] for r in defs_and_uses(i)[1]}
+    used = {
+        r
+        for b in blocks
+        for i in [*b.instrs, *([b.control] if b.control else [])]
+        for r in defs_and_uses(i)[1]
+    }
     waiting = {i for i, b in enumerate(blocks) if any(_waits(instr, used) for instr in b.instrs)}
 
     def visit(nodes: set[int], succ: dict[int, list[int]]) -> None:

@@ -1,18 +1,18 @@
 """Stand-ins for cuda.core.graph: a graph is the list of what was recorded, replayed in that order."""
 
+from collections.abc import Callable
+from typing import Any
+
 from common.simt.errors import SimulatorUnsupported
 
 
 class GraphBuilder:
     """Records work given to it between begin_building() and end_building()."""
 
-    @classmethod
-    def _init(cls, stream) -> "GraphBuilder":
-        self = cls.__new__(cls)
+    def __init__(self, stream: Any):
         self.stream = stream
         self.is_building = False
-        self._work: list = []
-        return self
+        self._work: list[Callable[[], None]] = []
 
     def begin_building(self, mode: str | None = "relaxed") -> "GraphBuilder":
         if self.is_building:
@@ -26,7 +26,7 @@ class GraphBuilder:
         self.is_building = False
         return self
 
-    def _submit(self, work) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
         if not self.is_building:
             raise RuntimeError("Graph builder is not building.")
         self._work.append(work)
@@ -38,7 +38,7 @@ class GraphBuilder:
         return (self, *(self._branch() for _ in range(count - 1)))
 
     def _branch(self) -> "GraphBuilder":
-        branch = GraphBuilder._init(self.stream)
+        branch = GraphBuilder(self.stream)
         branch.is_building, branch._work = True, self._work
         return branch
 
@@ -48,7 +48,7 @@ class GraphBuilder:
             builder.is_building = False
         return graph_builders[0]
 
-    def complete(self, options=None) -> "Graph":
+    def complete(self, options: object = None) -> "Graph":
         if self.is_building:
             raise RuntimeError("Graph has not finished building.")
         return Graph(list(self._work))
@@ -66,11 +66,11 @@ class Graph:
     def __init__(self, work: list):
         self._work = work
 
-    def launch(self, stream) -> None:
+    def launch(self, stream: Any) -> None:
         for work in self._work:
             stream._submit(work)
 
-    def upload(self, stream) -> None:
+    def upload(self, stream: Any) -> None:
         return None
 
     def update(self, source: GraphBuilder) -> None:

@@ -397,7 +397,9 @@ def set_value(w: BlockWriter, i: Instr) -> None:
         one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(kind, 0xFFFF)
         w.write(i.args[0], "u4", f"np.where({expr}, u2.type({one}), u2.type(0)).view(u4).ravel()")
     elif kind in ("f16", "bf16"):
-        w.write(i.args[0], "u2", f"np.where({expr}, u2.type({0x3C00 if kind == 'f16' else 0x3F80}), u2.type(0))")
+        w.write(
+            i.args[0], "u2", f"np.where({expr}, u2.type({0x3C00 if kind == 'f16' else 0x3F80}), u2.type(0))"
+        )
     elif kind == "f32":
         w.write(i.args[0], "f4", f"{expr}.astype(f4)")
     else:
@@ -423,7 +425,7 @@ def select_by_sign(w: BlockWriter, i: Instr) -> None:
 @handles("testp")
 def test_property(w: BlockWriter, i: Instr) -> None:
     a = w.read(i.args[1], DTYPE[w.type(i)])
-    tiny = "np.finfo({0}.dtype).tiny".format(a)
+    tiny = f"np.finfo({a}.dtype).tiny"
     expr = {
         "finite": f"np.isfinite({a})", "infinite": f"np.isinf({a})", "number": f"~np.isnan({a})",
         "notanumber": f"np.isnan({a})", "normal": f"(np.isfinite({a}) & (np.abs({a}) >= {tiny}))",
@@ -570,7 +572,9 @@ def atomic(w: BlockWriter, i: Instr) -> None:
     if vector_of(i) > 1:
         raise ValueError
     kind = w.type(i)
-    op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))
+    op = next(
+        m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+    )
     args = list(i.args) if i.op == "red" else i.args[1:]
     target = None if i.op == "red" else i.args[0]
     wanted = target is not None and target.name != "_" and (_read_later(w, target, i))
@@ -597,7 +601,9 @@ def _read_later(w: BlockWriter, target: Reg, instr: Instr) -> bool:
     return target.name in w.block.live_out or any(target.name in defs_and_uses(x)[1] for x in later)
 
 
-def _atomic_half(w: BlockWriter, i: Instr, kind: str, op: str, address: str, offset: int, args: list, target) -> None:
+def _atomic_half(
+    w: BlockWriter, i: Instr, kind: str, op: str, address: str, offset: int, args: list, target
+) -> None:
     if kind not in ("f16x2", "f16") or op != "add":
         raise ValueError
     pairs = kind == "f16x2"
@@ -606,7 +612,11 @@ def _atomic_half(w: BlockWriter, i: Instr, kind: str, op: str, address: str, off
     if target is None:
         w.emit(call)
     else:
-        w.write(target, "u4" if pairs else "u2", f"np.ascontiguousarray({call}).view({'u4' if pairs else 'u2'}).ravel()")
+        w.write(
+            target,
+            "u4" if pairs else "u2",
+            f"np.ascontiguousarray({call}).view({'u4' if pairs else 'u2'}).ravel()",
+        )
 
 
 @handles("cp")
@@ -625,7 +635,17 @@ def copy_async(w: BlockWriter, i: Instr) -> None:
     w.emit(f"memory.copy_async(g, {target}, {source}, ({to}, {start}), {size}, {take}, {w.where()})")
 
 
-@handles("membar", "fence", "prefetch", "prefetchu", "nanosleep", "discard", "applypriority", "griddepcontrol", "brkpt")
+@handles(
+    "membar",
+    "fence",
+    "prefetch",
+    "prefetchu",
+    "nanosleep",
+    "discard",
+    "applypriority",
+    "griddepcontrol",
+    "brkpt",
+)
 def nothing(w: BlockWriter, i: Instr) -> None:
     """Memory is sequentially consistent here, and there are no caches and no time."""
 
@@ -660,7 +680,9 @@ def vote(w: BlockWriter, i: Instr) -> None:
 def match(w: BlockWriter, i: Instr) -> None:
     mode = "all" if "all" in i.mods else "any"
     target = i.args[0]
-    both = w.fresh(f"warp.match(g, {mode!r}, {w.read(i.args[1], DTYPE[w.type(i)])}, {w.read(i.args[2], 'u4')})")
+    both = w.fresh(
+        f"warp.match(g, {mode!r}, {w.read(i.args[1], DTYPE[w.type(i)])}, {w.read(i.args[2], 'u4')})"
+    )
     w.write(target, "u4", f"{both}[0]")
     if isinstance(target, Pair) and target.second.name != "_":
         w.write(target.second, "?", f"{both}[1]")
@@ -670,7 +692,9 @@ def match(w: BlockWriter, i: Instr) -> None:
 def warp_reduce(w: BlockWriter, i: Instr) -> None:
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
     dtype = DTYPE[w.type(i)]
-    w.write(i.args[0], dtype, f"warp.reduce(g, {op!r}, {w.read(i.args[1], dtype)}, {w.read(i.args[2], 'u4')})")
+    w.write(
+        i.args[0], dtype, f"warp.reduce(g, {op!r}, {w.read(i.args[1], dtype)}, {w.read(i.args[2], 'u4')})"
+    )
 
 
 @handles("elect")
@@ -720,7 +744,11 @@ def wmma(w: BlockWriter, i: Instr) -> None:
     kinds = [m for m in i.mods if m in TYPE_BYTES or m == "tf32"]
     if i.mods[0] == "load":
         address, offset = w.address(space_of(i), i.args[1])
-        stride = w.read(i.args[2], "u4") if len(i.args) > 2 else w.read(Imm(_dense(shape, i.mods[1], layout)), "u4")
+        stride = (
+            w.read(i.args[2], "u4")
+            if len(i.args) > 2
+            else w.read(Imm(_dense(shape, i.mods[1], layout)), "u4")
+        )
         call = f"warp.wmma_load(g, {i.mods[1]!r}, {shape!r}, {layout!r}, {kinds[0]!r}, {address}, {offset}, {stride}, {len(i.args[0].items)}, {w.where()})"  # fmt: skip
         write_fragment(w, i.args[0], kinds[0], w.fresh(call))
     elif i.mods[0] == "store":
@@ -748,7 +776,7 @@ def load_matrix(w: BlockWriter, i: Instr) -> None:
         raise ValueError
     count = next(int(m[1]) for m in i.mods if m in ("x1", "x2", "x4"))
     address, offset = w.address(space_of(i), i.args[1])
-    call = f"warp.ldmatrix(g, {address}, {offset}, {count}, {'trans' in i.mods}, {w.where()})"
+    call = f"warp.ldmatrix(g, warp.one_space({address}), {offset}, {count}, {'trans' in i.mods}, {w.where()})"
     write_fragment(w, i.args[0], "b32", w.fresh(call))
 
 
@@ -756,7 +784,9 @@ def load_matrix(w: BlockWriter, i: Instr) -> None:
 def store_matrix(w: BlockWriter, i: Instr) -> None:
     address, offset = w.address(space_of(i), i.args[0])
     values = fragment(w, i.args[1], "b32")
-    w.emit(f"warp.stmatrix(g, {address}, {offset}, {values}, {'trans' in i.mods}, {w.where()})")
+    w.emit(
+        f"warp.stmatrix(g, warp.one_space({address}), {offset}, {values}, {'trans' in i.mods}, {w.where()})"
+    )
 
 
 @handles("movmatrix")
@@ -772,7 +802,9 @@ def trap(w: BlockWriter, i: Instr) -> None:
 
 @handles("assertfail")
 def assertion(w: BlockWriter, i: Instr) -> None:
-    message, file, line, function = (w.read(a, t) for a, t in zip(i.args[:4], ("u8", "u8", "u4", "u8"), strict=True))
+    message, file, line, function = (
+        w.read(a, t) for a, t in zip(i.args[:4], ("u8", "u8", "u4", "u8"), strict=True)
+    )
     w.emit(f"g.assert_fail({message}, {file}, {line}, {function}, {w.where()})")
 
 
@@ -780,8 +812,6 @@ def assertion(w: BlockWriter, i: Instr) -> None:
 def printf(w: BlockWriter, i: Instr) -> None:
     result, form, arguments = i.args
     w.write(result, "u4", f"g.printf({w.read(form, 'u8')}, {w.read(arguments, 'u8')})")
-
-
 
 
 __all__ = ["Mem", "atomic"]

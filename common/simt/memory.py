@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.simt.errors import IllegalAddress, MisalignedAddress, SimulatorError
+from common.simt.errors import IllegalAddress, KernelFault, MisalignedAddress, SimulatorError
 
 if TYPE_CHECKING:
     from common.simt.scheduler import Group
@@ -156,6 +156,10 @@ class Address:
         return found
 
 
+# one space, or (positions of the threads, those threads, their address) for each space that a generic pointer meets
+AnyAddress = Address | list[tuple[np.ndarray, "Group", Address]]
+
+
 def signed(a: np.ndarray) -> np.ndarray:
     """A 32- or 64-bit register as int64."""
     return a.view(i8) if a.dtype.itemsize == 8 else a.astype(i8)
@@ -173,7 +177,7 @@ def local_address(g: "Group", a: np.ndarray) -> Address:
     return Address("local", signed(a), g.local_base)
 
 
-def generic_address(g: "Group", a: np.ndarray) -> "Address | list[tuple[np.ndarray, Group, Address]]":
+def generic_address(g: "Group", a: np.ndarray) -> AnyAddress:
     """Sort generic addresses into their spaces; a list of (lanes, sub-group, address) where they are mixed."""
     raw = signed(a)
     low, high = (int(raw[0]),) * 2 if raw.size == 1 else (int(raw.min()), int(raw.max()))
@@ -198,7 +202,8 @@ def _in_window(g: "Group", raw: np.ndarray, window: int) -> Address:
     return Address("global", raw, 0)
 
 
-def _views(g: "Group", space: str) -> dict:
+def views_of(g: "Group", space: str) -> dict[np.dtype, np.ndarray]:
+    """A memory space of the group's chunk, by element type."""
     if space == "global":
         return g.chunk.launch.arena.views
     if space == "shared":
@@ -228,7 +233,16 @@ def check(g: "Group", address: Address, offset: int, size: int, what: str, where
             _fault(g, IllegalAddress, address, offset, size, what, where, int(np.argmin(good)))
 
 
-def _fault(g: "Group", kind, address: Address, offset: int, size: int, what: str, where: int, lane: int) -> None:
+def _fault(
+    g: "Group",
+    kind: type[KernelFault],
+    address: Address,
+    offset: int,
+    size: int,
+    what: str,
+    where: int,
+    lane: int,
+) -> None:
     target = int(address.raw[lane if address.raw.size > 1 else 0]) + offset
     if kind is MisalignedAddress:
         detail = f"{what} of {size} bytes at {address.space} address {target:#x} is not aligned to {size}"
@@ -247,7 +261,9 @@ def _fault(g: "Group", kind, address: Address, offset: int, size: int, what: str
     raise kind(g.describe(kind, detail, where, lane))
 
 
-def load(g: "Group", address, offset: int, dtype: np.dtype, where: int, count: int = 1) -> list[np.ndarray]:
+def load(
+    g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: int, count: int = 1
+) -> list[np.ndarray]:
     """Gather `count` neighbouring elements a thread (ld.v2 and ld.v4 are one aligned access)."""
     if isinstance(address, list):
         out = [np.empty(g.n, dtype) for _ in range(count)]
@@ -258,14 +274,16 @@ def load(g: "Group", address, offset: int, dtype: np.dtype, where: int, count: i
     size = dtype.itemsize
     check(g, address, offset, size * count, "read", where)
     shift = size.bit_length() - 1
-    view, index, step = _views(g, address.space)[dtype], address.index(shift), offset >> shift
+    view, index, step = views_of(g, address.space)[dtype], address.index(shift), offset >> shift
     return [
         view[k:].take(index, mode="clip") if k >= 0 else view.take(index + k, mode="clip")
         for k in range(step, step + count)
     ]
 
 
-def store(g: "Group", address, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:
+def store(
+    g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int
+) -> None:
     """Scatter neighbouring elements a thread; of threads that write one address, the highest wins."""
     if isinstance(address, list):
         wide = [np.broadcast_to(v, (g.n,)) for v in values]
@@ -276,7 +294,7 @@ def store(g: "Group", address, offset: int, dtype: np.dtype, values: list[np.nda
     check(g, address, offset, size * len(values), "write", where)
     g.chunk.launch.writes += 1
     shift = size.bit_length() - 1
-    view, index, step = _views(g, address.space)[dtype], address.index(shift), offset >> shift
+    view, index, step = views_of(g, address.space)[dtype], address.index(shift), offset >> shift
     for k, value in enumerate(values, step):
         if index.size == 1 and value.size > 1:
             value = value[-1:]
@@ -287,7 +305,13 @@ def store(g: "Group", address, offset: int, dtype: np.dtype, values: list[np.nda
 
 
 def copy_async(
-    g: "Group", target, source, offsets: tuple[int, int], size: int, take: np.ndarray | None, where: int
+    g: "Group",
+    target: Address,
+    source: Address,
+    offsets: tuple[int, int],
+    size: int,
+    take: np.ndarray | None,
+    where: int,
 ) -> None:
     """cp.async: `size` bytes a thread from global to shared memory; beyond `take` bytes the rest is zero."""
     step = min(size, 8)
@@ -301,7 +325,7 @@ def copy_async(
 
 
 def _partial(
-    g: "Group", source, offset: int, done: int, dtype: np.dtype, take: np.ndarray, where: int
+    g: "Group", source: Address, offset: int, done: int, dtype: np.dtype, take: np.ndarray, where: int
 ) -> np.ndarray:
     """The part of a cp.async whose source may end early: bytes from `take` on read as zero."""
     out = np.zeros((g.n, dtype.itemsize), np.uint8)

@@ -50,7 +50,9 @@ class LoadedModule:
             function = self.module.functions.get(name)
             if function is None or not function.is_entry:
                 known = ", ".join(f.name for f in self.module.functions.values() if f.is_entry)
-                raise SimulatorError(f"CUDA_ERROR_NOT_FOUND: no kernel named {name} (the module has: {known})")
+                raise SimulatorError(
+                    f"CUDA_ERROR_NOT_FOUND: no kernel named {name} (the module has: {known})"
+                )
             self.kernels[name] = LoadedKernel(self, cfg.build(self.module, name))
         return self.kernels[name]
 
@@ -105,7 +107,11 @@ class LoadedKernel:
         self.max_threads = kernel.function.max_threads or MAX_THREADS
         self.max_dynamic_shared = SHARED_DEFAULT
         used = _symbols([i for b in kernel.blocks for i in b.instrs])
-        shared = [v for v in {**owner.module.variables, **kernel.shared}.values() if v.space == "shared" and v.name in used]
+        shared = [
+            v
+            for v in {**owner.module.variables, **kernel.shared}.values()
+            if v.space == "shared" and v.name in used
+        ]
         static, self.static_shared = _place([v for v in shared if v.size])
         dynamic = {v.name: -(-self.static_shared // 16) * 16 for v in shared if not v.size}
         if dynamic:
@@ -113,7 +119,11 @@ class LoadedKernel:
         locals_ = [Variable(name, v.space, v.align, v.size) for name, v in kernel.local.items()]
         local, self.local_bytes = _place(locals_)
         symbols = {**params, **static, **dynamic, **local}
-        spaces = dict.fromkeys((*static, *dynamic), "shared") | dict.fromkeys(local, "local") | dict.fromkeys(params, "param")
+        spaces = (
+            dict.fromkeys((*static, *dynamic), "shared")
+            | dict.fromkeys(local, "local")
+            | dict.fromkeys(params, "param")
+        )
         for name in used - symbols.keys():
             variable = owner.module.variables.get(name)
             if variable is not None:
@@ -124,7 +134,9 @@ class LoadedKernel:
     def pack(self, args: list[bytes]) -> np.ndarray:
         """The parameter bytes. Raises LaunchError where count or sizes differ from the kernel's parameters."""
         if len(args) != len(self.params):
-            raise LaunchError(f"kernel {self.name} has {len(self.params)} parameters, the launch gave {len(args)} arguments")
+            raise LaunchError(
+                f"kernel {self.name} has {len(self.params)} parameters, the launch gave {len(args)} arguments"
+            )
         data = np.zeros(self.param_bytes, np.uint8)
         for i, (arg, param) in enumerate(zip(args, self.params, strict=True)):
             if len(arg) != param.size:
@@ -141,19 +153,27 @@ class LoadedKernel:
         if min(*grid, *block) < 1 or any(b > m for b, m in zip(block, MAX_BLOCK, strict=True)) or any(
             g > m for g, m in zip(grid, MAX_GRID, strict=True)
         ):  # fmt: skip
-            raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: grid {grid} of blocks {block} (limits {MAX_GRID} and {MAX_BLOCK})")
+            raise LaunchError(
+                f"CUDA_ERROR_INVALID_VALUE: grid {grid} of blocks {block} (limits {MAX_GRID} and {MAX_BLOCK})"
+            )
         if threads > min(self.max_threads, MAX_THREADS):
             limit = min(self.max_threads, MAX_THREADS)
-            raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {threads} threads a block, kernel {self.name} allows {limit}")
+            raise LaunchError(
+                f"CUDA_ERROR_INVALID_VALUE: {threads} threads a block, kernel {self.name} allows {limit}"
+            )
         if shared > self.max_dynamic_shared:
             raise LaunchError(
                 f"CUDA_ERROR_INVALID_VALUE: {shared} bytes of dynamic shared memory, kernel {self.name} allows "
                 f"{self.max_dynamic_shared} (raise it with set_max_dynamic_shared, up to {SHARED_OPTIN})"
             )
         if shared + self.static_shared > SHARED_OPTIN:
-            raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block")
+            raise LaunchError(
+                f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block"
+            )
         blocks = grid[0] * grid[1] * grid[2]
         if cooperative and blocks > SMS * (THREADS_PER_SM // threads):
-            raise LaunchError(f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {blocks} blocks of {threads} threads cannot be resident")
+            raise LaunchError(
+                f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {blocks} blocks of {threads} threads cannot be resident"
+            )
         return Launch(self.program, self.owner.arena, grid, block, self.pack(args), shared, self.static_shared,
                       self.local_bytes, self.owner.source)  # fmt: skip

@@ -84,7 +84,9 @@ class Launch:
         """Count a step; look at the clock now and then."""
         self.ticks += 1
         if self.ticks & 1023 == 0 and time.monotonic() - self.started > TIME_LIMIT:
-            raise Deadlock(f"{Deadlock.code}: kernel {self.program.kernel.name} ran for more than {TIME_LIMIT:.0f} s")
+            raise Deadlock(
+                f"{Deadlock.code}: kernel {self.program.kernel.name} ran for more than {TIME_LIMIT:.0f} s"
+            )
 
 
 class Group:
@@ -256,7 +258,9 @@ class Chunk:
         return self.launch.local_bytes if space == "local" else len(self.launch.params)
 
     def space_name(self, space: str) -> str:
-        return {"shared": "the block's shared memory", "local": "the thread's local memory"}.get(space, "the parameters")
+        return {"shared": "the block's shared memory", "local": "the thread's local memory"}.get(
+            space, "the parameters"
+        )
 
     def _lanes(self, slots: np.ndarray) -> np.ndarray:
         flags = np.zeros(self.slots, bool)
@@ -366,7 +370,9 @@ class Chunk:
             if all(v.size == 1 and v.tobytes() == first.tobytes() for v in values):
                 regs[r] = first
             else:
-                whole = np.concatenate([np.broadcast_to(v, (g.n,)) for v, g in zip(values, groups, strict=True)])
+                whole = np.concatenate(
+                    [np.broadcast_to(v, (g.n,)) for v, g in zip(values, groups, strict=True)]
+                )
                 regs[r] = whole.take(order)
         everyone = len(slots) == self.slots
         return Group(self, place, None if everyone else slots[order], regs)
@@ -404,7 +410,9 @@ class Chunk:
         return np.array([0xFFFFFFFF], u4)
 
     # ---- barriers and exits
-    def arrive(self, group: Group, block: Block, barrier: np.ndarray, threads: np.ndarray | None, value) -> None:
+    def arrive(
+        self, group: Group, block: Block, barrier: np.ndarray, threads: np.ndarray | None, value
+    ) -> None:
         """A group reached bar.sync, bar.red or bar.arrive."""
         control = block.control
         assert control is not None
@@ -523,7 +531,9 @@ class Chunk:
 
 def _views(size: int) -> dict:
     data = np.full(-(-max(size, 16) // 16) * 16, 0xFF, np.uint8)
-    return {np.dtype(t): data.view(t) for t in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")}
+    return {
+        np.dtype(t): data.view(t) for t in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")
+    }
 
 
 def _undefined(program: Program) -> list[tuple[str, str]]:

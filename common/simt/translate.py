@@ -13,14 +13,27 @@ import numpy as np
 from common.simt import atomics, memory, ops, warp
 from common.simt.cfg import SPECIAL, Block, Kernel
 from common.simt.errors import SimulatorUnsupported
-from common.simt.ptx import TYPE_BYTES, Function, Imm, Instr, Mem, Not, Pair, Reg, Sym, Vec, register_type
+from common.simt.ptx import Function, Imm, Instr, Mem, Not, Pair, Reg, Sym, Vec, register_type
 
 # PTX type -> how its bits are computed with; bf16 and packed pairs are handled on raw bits by ops
 DTYPE = {"pred": "?", "b8": "u1", "u8": "u1", "s8": "i1", "b16": "u2", "u16": "u2", "s16": "i2", "f16": "f2", "bf16": "u2",
          "b32": "u4", "u32": "u4", "s32": "i4", "f32": "f4", "f16x2": "u4", "bf16x2": "u4", "b64": "u8", "u64": "u8",
          "s64": "i8", "f64": "f8"}  # fmt: skip
 REGISTER = {"f16": "u2", "s16": "u2", "s32": "u4", "s64": "u8", "s8": "u2", "u8": "u2", "b8": "u2"}
-SIZE = {"?": 1, "u1": 1, "i1": 1, "u2": 2, "i2": 2, "f2": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
+SIZE = {
+    "?": 1,
+    "u1": 1,
+    "i1": 1,
+    "u2": 2,
+    "i2": 2,
+    "f2": 2,
+    "u4": 4,
+    "i4": 4,
+    "f4": 4,
+    "u8": 8,
+    "i8": 8,
+    "f8": 8,
+}
 WIDER = {"u1": "u2", "i1": "i2", "u2": "u4", "i2": "i4", "u4": "u8", "i4": "i8"}
 UNSIGNED = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 SPACES = ("global", "shared", "local", "const", "param")
@@ -45,7 +58,13 @@ class Program:
         self.kernel = kernel
         self.symbols = symbols  # variable -> address within its space
         self.spaces = spaces  # variable -> space
-        self.namespace: dict = {"np": np, "memory": memory, "warp": warp, "atomic": atomics.atomic, "ops": ops}
+        self.namespace: dict = {
+            "np": np,
+            "memory": memory,
+            "warp": warp,
+            "atomic": atomics.atomic,
+            "ops": ops,
+        }
         self.namespace |= {t: np.dtype(t) for t in SIZE if t != "?"}
         self.constants: dict[tuple, str] = {}
         self.lines: list[tuple[int, int]] = []  # `where` -> (file, line)
@@ -130,7 +149,9 @@ class BlockWriter:
 
     def unsupported(self, instr: Instr):
         line = f"line {instr.loc[1]}" if instr.loc[1] else "no source line"
-        raise SimulatorUnsupported(f"the PTX instruction '{instr.text}' in kernel {self.p.kernel.name} ({line})")
+        raise SimulatorUnsupported(
+            f"the PTX instruction '{instr.text}' in kernel {self.p.kernel.name} ({line})"
+        )
 
     # ---- values
     def emit(self, line: str) -> None:
@@ -157,7 +178,9 @@ class BlockWriter:
         if isinstance(arg, Imm):
             if dtype in ("f2", "f4", "f8") or isinstance(arg.value, int):
                 return self.p.constant(arg.value, dtype)
-            bits = np.array([arg.value], "f8" if dtype in ("u8", "i8") else "f4").view(UNSIGNED[max(SIZE[dtype], 4)])
+            bits = np.array([arg.value], "f8" if dtype in ("u8", "i8") else "f4").view(
+                UNSIGNED[max(SIZE[dtype], 4)]
+            )
             return self.p.constant(int(bits[0]), dtype)
         if isinstance(arg, Sym):
             return self.p.constant(self.symbol(arg), dtype)
@@ -231,7 +254,10 @@ class BlockWriter:
                 expr, dtype = f"{expr}.view({UNSIGNED[SIZE[dtype]]})", UNSIGNED[SIZE[dtype]]
             expr, dtype = f"({expr}).astype({wide})", wide
         elif home != "?" and SIZE[dtype] > SIZE[home]:
-            expr, dtype = f"({expr}).view({UNSIGNED[SIZE[dtype]]}).astype({UNSIGNED[SIZE[home]]})", UNSIGNED[SIZE[home]]
+            expr, dtype = (
+                f"({expr}).view({UNSIGNED[SIZE[dtype]]}).astype({UNSIGNED[SIZE[home]]})",
+                UNSIGNED[SIZE[home]],
+            )
         self.values[arg.name] = {dtype: self.fresh(expr)}
         self.written.append(arg.name)
 

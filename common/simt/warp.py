@@ -11,6 +11,7 @@ import numpy as np
 
 from common.simt import memory, ops
 from common.simt.errors import SimulatorUnsupported
+from common.simt.memory import Address, AnyAddress
 from common.simt.ops import f2, f4, f8, i1, i4, i8, u1, u2, u4
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def lane_mask(g: "Group", kind: str) -> np.ndarray:
     return {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one), "ge": ~below}[kind]
 
 
-def shuffle(g: "Group", mode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def shuffle(
+    g: "Group", mode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """shfl.sync: the value of another lane, and whether that lane was in range."""
     key = (mode, int(b[0]), int(c[0])) if g.slots is None and b.size == c.size == 1 else None
     found = g.chunk.shuffles.get(key) if key else None
@@ -202,7 +205,7 @@ def mma(g: "Group", shape: str, kinds: list[str], a: list, b: list, c: list, whe
         matrix = np.zeros((len(fragment), *size), fragment.dtype)
         matrix[:, row, column] = fragment
         matrices.append(matrix)
-    result = _multiply(*matrices, kinds[0])
+    result = _multiply(*matrices, kind=kinds[0])
     row, column = _layout("C", shape, bits)
     return _pack(result[:, row, column], kinds[0], g)
 
@@ -224,37 +227,49 @@ def _wmma_places(role: str, shape: str) -> tuple[np.ndarray, np.ndarray]:
 _WMMA_TYPES = {"f16": u2, "bf16": u2, "f32": f4, "tf32": f4, "s8": u1, "u8": u1, "s32": u4, "f64": f8}
 
 
-def wmma_load(g: "Group", role: str, shape: str, layout: str, kind: str, address, offset: int, stride: np.ndarray,
+def wmma_load(g: "Group", role: str, shape: str, layout: str, kind: str, address: AnyAddress, offset: int, stride: np.ndarray,
               registers: int, where: int) -> list[np.ndarray]:  # fmt: skip
     """wmma.load: each lane reads its elements of the matrix; spare registers repeat them."""
     dtype = _WMMA_TYPES[kind]
     row, column = _wmma_places(role, shape)
     elements = []
     for r, c in zip(row.T, column.T, strict=True):
-        at = _element(g, address, r[g.lane], c[g.lane], layout, stride, dtype)
+        at = _element(one_space(address), r[g.lane], c[g.lane], layout, stride, dtype)
         elements.append(memory.load(g, at, offset, dtype, where)[0])
     packed = np.ascontiguousarray(np.stack(elements, axis=1))
     words = packed.view(u4) if dtype.itemsize < 4 else packed
     return [np.ascontiguousarray(words[:, i % words.shape[1]]) for i in range(registers)]
 
 
-def wmma_store(g: "Group", shape: str, layout: str, kind: str, address, offset: int, values: list, stride: np.ndarray,
+def wmma_store(g: "Group", shape: str, layout: str, kind: str, address: AnyAddress, offset: int, values: list, stride: np.ndarray,
                where: int) -> None:  # fmt: skip
     dtype = _WMMA_TYPES[kind]
     row, column = _wmma_places("d", shape)
     regs = np.ascontiguousarray(np.stack([np.broadcast_to(v, (g.n,)) for v in values], axis=1))
     elements = regs.view(dtype)
     for i, (r, c) in enumerate(zip(row.T, column.T, strict=True)):
-        at = _element(g, address, r[g.lane], c[g.lane], layout, stride, dtype)
+        at = _element(one_space(address), r[g.lane], c[g.lane], layout, stride, dtype)
         memory.store(g, at, offset, dtype, [elements[:, i]], where)
 
 
-def _element(g: "Group", address, row, column, layout: str, stride: np.ndarray, dtype: np.dtype):
+def _element(
+    address: Address, row: np.ndarray, column: np.ndarray, layout: str, stride: np.ndarray, dtype: np.dtype
+) -> Address:
     step = stride.astype(i8)
     away = (row * step + column if layout == "row" else column * step + row) * dtype.itemsize
+    return _beside(address, address.raw + away)
+
+
+def _beside(address: Address, raw: np.ndarray) -> Address:
+    """Other addresses in the same space."""
+    return Address(address.space, raw, address.base)
+
+
+def one_space(address: AnyAddress) -> Address:
+    """Matrix instructions take pointers into one memory space. Raises SimulatorUnsupported for a mixture."""
     if isinstance(address, list):
-        raise SimulatorUnsupported("wmma on addresses of mixed memory spaces")
-    return memory.Address(address.space, address.raw + away, address.base)
+        raise SimulatorUnsupported("a matrix instruction on addresses of mixed memory spaces")
+    return address
 
 
 def wmma_mma(g: "Group", shape: str, kinds: list[str], a: list, b: list, c: list) -> list[np.ndarray]:
@@ -268,11 +283,13 @@ def wmma_mma(g: "Group", shape: str, kinds: list[str], a: list, b: list, c: list
         matrix[:, row, column] = fragment
         matrices.append(matrix)
     row, column = _wmma_places("d", shape)
-    return _pack(_multiply(*matrices, kinds[0])[:, row, column], kinds[0], g)
+    return _pack(_multiply(*matrices, kind=kinds[0])[:, row, column], kinds[0], g)
 
 
-def ldmatrix(g: "Group", address, offset: int, count: int, transposed: bool, where: int) -> list[np.ndarray]:
-    """ldmatrix: lane 8m + r has the address of row r (16 bytes) of matrix m; each lane gets two elements of each."""
+def ldmatrix(
+    g: "Group", address: Address, offset: int, count: int, transposed: bool, where: int
+) -> list[np.ndarray]:
+    """ldmatrix: lane 8m + r has the address of row r (16 bytes) of matrix m; a lane gets two elements of each."""
     at = _row_addresses(g, address)
     lane = g.lane
     out = []
@@ -282,13 +299,12 @@ def ldmatrix(g: "Group", address, offset: int, count: int, transposed: bool, whe
             row = 8 * m + ((2 * (lane & 3) + half) if transposed else (lane >> 2))
             column = (lane >> 2) if transposed else 2 * (lane & 3) + half
             raw = at[g.slot_index >> 5, row] + 2 * column
-            base = address.base if not isinstance(address.base, np.ndarray) else address.base
-            parts.append(memory.load(g, memory.Address(address.space, raw, base), offset, u2, where)[0])
+            parts.append(memory.load(g, _beside(address, raw), offset, u2, where)[0])
         out.append(ops.join(parts[0], parts[1], u2, u4))
     return out
 
 
-def stmatrix(g: "Group", address, offset: int, values: list, transposed: bool, where: int) -> None:
+def stmatrix(g: "Group", address: Address, offset: int, values: list, transposed: bool, where: int) -> None:
     """stmatrix: the inverse of ldmatrix."""
     at = _row_addresses(g, address)
     lane = g.lane
@@ -298,12 +314,10 @@ def stmatrix(g: "Group", address, offset: int, values: list, transposed: bool, w
             row = 8 * m + ((2 * (lane & 3) + half) if transposed else (lane >> 2))
             column = (lane >> 2) if transposed else 2 * (lane & 3) + half
             raw = at[g.slot_index >> 5, row] + 2 * column
-            memory.store(g, memory.Address(address.space, raw, address.base), offset, u2, [pair[:, half]], where)
+            memory.store(g, _beside(address, raw), offset, u2, [pair[:, half]], where)
 
 
-def _row_addresses(g: "Group", address) -> np.ndarray:
-    if isinstance(address, list):
-        raise SimulatorUnsupported("ldmatrix on addresses of mixed memory spaces")
+def _row_addresses(g: "Group", address: Address) -> np.ndarray:
     return rows(g, np.broadcast_to(address.raw, (g.n,)))
 
 
