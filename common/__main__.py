@@ -266,11 +266,9 @@ def parse(arguments: list[str]) -> Command:
             return Command(lambda: environment.setup("".join(what)), bare=True, installs=True)
         case [name, *rest] if name in COMMANDS:
             raise UsageError(f"{name} does not take {' '.join(rest)!r} (see ./run help)")
-        case [name, *_]:
-            close = difflib.get_close_matches(name, COMMANDS, n=1)
-            kind = "option" if name.startswith("-") else "command"
-            hint = f"did you mean {close[0]}?" if close else "see ./run help"
-            raise UsageError(f"unknown {kind} {name}: {hint}")
+    close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+    kind = "option" if arguments[0].startswith("-") else "command"
+    raise UsageError(f"unknown {kind} {arguments[0]}: {f'did you mean {close[0]}?' if close else 'see ./run help'}")
 
 
 def main(argv: list[str] | None = None) -> int:

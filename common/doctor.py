@@ -29,7 +29,7 @@ PURPOSE = {
     "cupy-cuda13x": ("CuPy beside our kernels on a GPU", ON_GPU),
     "tensorrt-cu13": ("the TensorRT sections on a GPU", ON_GPU),
     "pycuda": ("the PyCUDA half of chapters 1 and 8 on a GPU", "./run setup pycuda"),
-    "tensorflow": ("sections 7.2.1 to 7.2.3, in an environment of its own", "./run setup tensorflow"),
+    "tensorflow-cpu": ("sections 7.2.1 to 7.2.3, in an environment of its own", "./run setup tensorflow"),
     "nvcc": ("the nvcc sections", "./run setup"),
     "ncu": ("the Nsight Compute sections on a GPU", TOOLKIT),
     "nsys": ("the Nsight Systems sections on a GPU", TOOLKIT),
@@ -38,7 +38,7 @@ PURPOSE = {
 }
 TOOLS = ("nvcc", "ncu", "nsys", "compute-sanitizer", "g++")
 REQUIRED = ("numpy", "cuda-core", "cuda-bindings", "rich")
-ELSEWHERE = ("pycuda", "tensorflow")  # in no requirements file that .venv is made from
+ELSEWHERE = ("pycuda", "tensorflow-cpu")  # in no requirements file that .venv is made from
 
 
 class Row(NamedTuple):
@@ -68,11 +68,12 @@ def probe(what: str, look: Callable[[], Iterable[Row]]) -> list[Row]:
 def device() -> Iterable[Row]:
     try:
         from common import gpu
+
+        chosen = gpu.describe_device(gpu.open_device()[0])
     except Exception as error:
         return [Row("device", one_line(error), "every section", "./run setup", broken=True)]
-    kind = "simulator" if gpu.SIMULATED else "GPU"
-    unlocks, install = ("GPU speed", "a machine with an NVIDIA GPU") if gpu.SIMULATED else ("", "")
-    return [Row("device", f"{kind} ({gpu.DEVICE_REASON})", unlocks, install)]
+    missing = ("times and GPU speed", "a machine with an NVIDIA GPU") if gpu.SIMULATED else ("", "")
+    return [Row("device", chosen, *missing)]
 
 
 def python() -> Iterable[Row]:
@@ -177,6 +178,8 @@ def packages() -> Iterable[Row]:
     wanted = pins(chosen) | pins("requirements-gpu.txt") | dict.fromkeys(ELSEWHERE, "")
     for name, pinned in wanted.items():
         has = version(name)
+        if name == "tensorflow-cpu" and has is None:
+            has = version("tensorflow") or (".venv-tensorflow" if environment.TENSORFLOW_VENV.exists() else None)
         if has is None:
             unlocks, install = PURPOSE.get(name, ("", "./run setup"))
             broken = name in REQUIRED

@@ -7,7 +7,6 @@ no packages. One line on the terminal for each failure; pip's own log is out/set
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -16,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from common.cli import ReaderError, UsageError, exit_code
@@ -29,8 +28,10 @@ TENSORFLOW_VENV = ROOT / ".venv-tensorflow"
 SIZE_GB = 2.7  # of a finished .venv with a CPU build of torch; the smallest that can come out
 HEADROOM_GB = 1.3  # the downloads, which pip holds until it has all of them
 
+Command = Sequence[str | Path]
 PYCUDA = "pycuda==2026.1"
 PYCUDA_BUILD = ("nvidia-curand==10.4.0.35", "nvidia-cuda-profiler-api==13.0.85", "setuptools", "wheel")
+UNFINISHED = "unfinished"
 DISK_FULL = f"the disk is full where {ROOT} lies; free some space and run it again"
 
 
@@ -57,7 +58,7 @@ def requirements_for(driver: int | None) -> str:
 def stamp_for(requirements: str) -> str:
     """What .venv must have been made from to be up to date."""
     has_gpu = shutil.which("nvidia-smi") is not None  # a GPU that appears later brings requirements-gpu.txt
-    names = [requirements, "pyproject.toml", *(["requirements-gpu.txt"] if has_gpu else [])]
+    names = [requirements, *(["requirements-gpu.txt"] if has_gpu else [])]
     digest = hashlib.sha256()
     for name in names:
         digest.update((ROOT / name).read_bytes())
@@ -65,13 +66,18 @@ def stamp_for(requirements: str) -> str:
     return f"{requirements} {digest.hexdigest()}\n"
 
 
-def is_current(venv: Path = VENV) -> bool:
-    """True when the environment's stamp matches the requirements it was made from."""
+def read_stamp() -> list[str]:
+    """[requirements file, digest] of .venv, where "unfinished" is no digest; [] where there is no stamp."""
     try:
-        stamp = (venv / "stamp").read_text()
-        return (venv / "bin" / "python").exists() and stamp == stamp_for(stamp.split()[0])
-    except (OSError, IndexError):
-        return False
+        return (VENV / "stamp").read_text().split()
+    except OSError:
+        return []
+
+
+def is_current() -> bool:
+    """True when .venv was made from the requirements as they are now."""
+    stamp = read_stamp()
+    return len(stamp) == 2 and python_in(VENV).exists() and stamp == stamp_for(stamp[0]).split()
 
 
 @contextlib.contextmanager
@@ -87,6 +93,10 @@ def locked() -> Iterator[None]:
         yield
 
 
+def python_in(venv: Path) -> Path:
+    return venv / "bin" / "python"
+
+
 def size_gb(folder: Path) -> float:
     """Gigabytes that the files under `folder` take; 0 where there is none."""
     return sum(f.lstat().st_size for f in folder.rglob("*") if not f.is_dir()) / 1e9
@@ -99,9 +109,7 @@ def free_gb() -> float:
 def check_disk(needed_gb: float) -> None:
     """SetupError unless that much is free where the repository lies."""
     if free_gb() < needed_gb:
-        raise SetupError(
-            f"not enough disk: {needed_gb:.1f} GB needed, {free_gb():.1f} GB free where {ROOT} lies"
-        )
+        raise SetupError(f"not enough disk: {needed_gb:.1f} GB needed, {free_gb():.1f} GB free where {ROOT} lies")
 
 
 def is_disk_full(text: str) -> bool:
@@ -120,14 +128,14 @@ def explain(log: str) -> str:
         log,
     ):
         return "no network: pip could not reach its package index (behind a proxy or mirror, configure pip)"
+    if "Python.h: No such file" in log:
+        return "Python's headers are missing (Debian, Ubuntu: apt install python3-dev)"
     if missing:
         return f"pip found no {missing[1]}: no network, or the package index that pip uses lacks it"
     return "pip failed" + (f": {errors[-1].strip()}" if errors else "")
 
 
-def call(
-    command: list[str | Path], *, show: bool = False, cwd: Path = ROOT, env: dict[str, str] | None = None
-) -> str | None:
+def call(command: Command, *, show: bool = False, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str | None:
     """Run a command; None if it succeeded, else what it wrote to stderr (it may be empty).
 
     Its output goes into the log; with `show` its stdout, such as pip's progress, to the terminal.
@@ -143,7 +151,7 @@ def call(
 
 def create_venv(venv: Path) -> None:
     """Make sure there is an environment whose pip works; one that is half made or broken is made anew."""
-    python = venv / "bin" / "python"
+    python = python_in(venv)
     if python.exists() and call([python, "-m", "pip", "--version"]) is None:
         return
     base = getattr(sys, "_base_executable", sys.executable)  # not the .venv that is being replaced
@@ -157,14 +165,14 @@ def create_venv(venv: Path) -> None:
         )
 
 
-def pip(venv: Path, *arguments: str | Path, show: bool = True, **env: str) -> None:
+def pip(venv: Path, *arguments: str | Path, show: bool = True, env: Mapping[str, str] | None = None) -> None:
     """pip in that environment; SetupError with one line when it fails. pip's configuration holds."""
     # pip unpacks gigabytes in the temporary folder, and /tmp is often a small one in memory
     scratch = venv / "tmp"
     scratch.mkdir(exist_ok=True)
-    environment = {**os.environ, **env, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {**os.environ, **(env or {}), "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     start = LOG.stat().st_size if LOG.exists() else 0
-    command = [venv / "bin" / "python", "-m", "pip", "--log", LOG, *arguments]
+    command = [python_in(venv), "-m", "pip", "--log", LOG, *arguments]
     try:
         problem = call(command, show=show, env=environment)
         if problem is not None:
@@ -196,19 +204,27 @@ def ensure(*, force: bool = False) -> None:
     with locked():
         if is_current() and not force:  # the ./run that we waited for did it
             return
-        driver = gpu_driver()
-        requirements = requirements_for(driver)
-        print(
-            f"Setting up .venv from {requirements}: about {SIZE_GB} GB, several GB more where pip takes a CUDA"
-            f" build of torch; {free_gb():.1f} GB free. This happens once and takes a few minutes.",
-            flush=True,
-        )
-        check_disk(max(SIZE_GB + HEADROOM_GB - size_gb(VENV), 0.3))
         began = time.monotonic()
         LOG.write_text("")
-        (VENV / "stamp").unlink(missing_ok=True)
+        driver = gpu_driver()
+        requirements = requirements_for(driver)
+        before = read_stamp()
+        if before and before[0] != requirements:  # never CUDA 12 and CUDA 13 wheels in one environment
+            shutil.rmtree(VENV)
+        refresh = before[:1] == [requirements] and before[1:] != [UNFINISHED]
+        if refresh:
+            print(f"Refreshing .venv: {requirements} has changed, or you asked for it.", flush=True)
+        else:
+            print(
+                f"Setting up .venv from {requirements}: about {SIZE_GB} GB, several GB more where pip takes a CUDA"
+                f" build of torch; {free_gb():.1f} GB free. This happens once and takes a few minutes.",
+                flush=True,
+            )
+            check_disk(max(SIZE_GB + HEADROOM_GB - size_gb(VENV), 0.3))
         create_venv(VENV)
-        pip(VENV, "install", "-r", requirements)
+        (VENV / "stamp").write_text(f"{requirements} {UNFINISHED}\n")
+        # a refresh finds most of it there, and pip has a line to say about each
+        pip(VENV, "install", "-r", requirements, *(["--quiet"] if refresh else []))
         if driver is not None:
             install_gpu_extras(VENV, requirements)
         (VENV / "stamp").write_text(stamp_for(requirements))
@@ -218,8 +234,10 @@ def ensure(*, force: bool = False) -> None:
 def setup_tensorflow() -> None:
     """.venv-tensorflow: TensorFlow and what `common` needs, apart from torch's CUDA libraries."""
     with locked():
-        print(f"Setting up .venv-tensorflow: about 2 GB (5 GB with CUDA); {free_gb():.1f} GB free.", flush=True)
-        check_disk(max(2.5 - size_gb(TENSORFLOW_VENV), 0.3))
+        print(
+            f"Setting up .venv-tensorflow: about 2.4 GB, several more with CUDA; {free_gb():.1f} GB free.", flush=True
+        )
+        check_disk(max(3.2 - size_gb(TENSORFLOW_VENV), 0.3))
         LOG.write_text("")
         create_venv(TENSORFLOW_VENV)
         requirements = (ROOT / "requirements-tensorflow.txt").read_text()
@@ -234,44 +252,50 @@ def setup_tensorflow() -> None:
 def setup_pycuda() -> None:
     """Build PyCUDA from its source against the CUDA wheels in .venv: it has no wheel of its own."""
     ensure()
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise SetupError("PyCUDA is built from source and needs a C++ compiler (Debian, Ubuntu: apt install g++)")
-    python = VENV / "bin" / "python"
-    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"]
+    where: Command = [python_in(VENV), "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"]
     cuda = Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip(), "nvidia", "cu13")
     if not cuda.is_dir():
-        raise SetupError("PyCUDA is built against the CUDA 13 wheels, and this driver has the CUDA 12 set")
+        raise SetupError("PyCUDA is built against the CUDA 13 wheels, and .venv has the CUDA 12 set")
+    if shutil.which("g++") is None:
+        raise SetupError("PyCUDA is built from its source and needs a C++ compiler (Debian, Ubuntu: apt install g++)")
     work = VENV / "pycuda"
     with locked():
         began = time.monotonic()
-        print(f"Building {PYCUDA}: about a minute.", flush=True)
+        print(f"Building {PYCUDA}: one or two minutes.", flush=True)
         LOG.write_text("")
         shutil.rmtree(work, ignore_errors=True)
-        libraries = work / "lib"
-        libraries.mkdir(parents=True)
+        (work / "lib").mkdir(parents=True)
         try:
-            pip(VENV, "install", *PYCUDA_BUILD)
-            no_isolation = ["--no-build-isolation", "--no-deps"]
-            pip(VENV, "download", *no_isolation, "--no-binary", "pycuda", "--dest", work, PYCUDA, show=False)
-            shutil.unpack_archive(next(work.glob("pycuda-*.tar.gz")), work, filter="data")
-            source = next(path for path in work.glob("pycuda-*") if path.is_dir())
-            # The linker asks for libcurand.so, and the wheel has only libcurand.so.10. It also asks for libcuda.so:
-            # an empty library that bears the driver's name stands in, for a machine without the driver.
-            (libraries / "libcurand.so").symlink_to(cuda / "lib" / "libcurand.so.10")
-            (libraries / "empty.c").touch()
-            stub = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", libraries / "libcuda.so", libraries / "empty.c"]
-            folders = [f"--{name}-lib-dir={libraries}" for name in ("cudadrv", "cudart", "curand")]
-            configure = [python, "configure.py", f"--cuda-root={cuda}", *folders]
-            if call([compiler, *stub]) is not None or call(configure, cwd=source) is not None:
-                raise SetupError(f"PyCUDA could not be configured; the log is {LOG}")
-            # $ORIGIN is the folder of the extension, site-packages/pycuda
-            flags = "-s -Wl,--no-as-needed -Wl,-rpath,$ORIGIN/../nvidia/cu13/lib"
-            build = {"LDFLAGS": flags, "CFLAGS": "-g0", "CXXFLAGS": "-g0"}
-            pip(VENV, "install", "--no-build-isolation", "--no-cache-dir", source, **build)
+            build_pycuda(work, cuda)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         print(f"PyCUDA is ready ({time.monotonic() - began:.0f} s).")
+
+
+def build_pycuda(work: Path, cuda: Path) -> None:
+    """Download, configure and install PyCUDA; `cuda` is the folder of the wheels, nvidia/cu13."""
+    pip(VENV, "install", *PYCUDA_BUILD)
+    options: Command = ["--no-deps", "--no-build-isolation", "--no-binary", "pycuda", "--dest", work]
+    pip(VENV, "download", *options, PYCUDA, show=False)
+    # The linker asks for libcurand.so, and the wheel has libcurand.so.10 only. It asks for libcuda.so, too, which a
+    # machine without a driver lacks: an empty library under the driver's name will do for linking.
+    lib = work / "lib"
+    (lib / "libcurand.so").symlink_to(cuda / "lib" / "libcurand.so.10")
+    (lib / "empty.c").touch()
+    folders = [f"--{name}-lib-dir={lib}" for name in ("cudadrv", "cudart", "curand")]
+    source = work / PYCUDA.replace("==", "-")
+    steps: list[tuple[Path, Command]] = [
+        (work, ["tar", "xf", f"{source}.tar.gz"]),
+        (work, ["gcc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", lib / "libcuda.so", lib / "empty.c"]),
+        (source, [python_in(VENV), "configure.py", f"--cuda-root={cuda}", *folders]),
+    ]
+    for folder, command in steps:
+        if call(command, cwd=folder) is not None:
+            raise SetupError(f"PyCUDA could not be prepared ({command[0]} failed); the log is {LOG}")
+    # $ORIGIN, for the loader, is the folder of the extension: site-packages/pycuda
+    flags = "-s -Wl,--no-as-needed -Wl,-rpath,$ORIGIN/../nvidia/cu13/lib"
+    build = {"LDFLAGS": flags, "CFLAGS": "-g0", "CXXFLAGS": "-g0"}
+    pip(VENV, "install", "--no-build-isolation", "--no-cache-dir", source, env=build)
 
 
 def setup_again() -> None:
@@ -295,17 +319,20 @@ def start(argv: list[str]) -> int:
             raise UsageError(f"RUN_PYTHON={prepared} is a prepared interpreter: nothing is installed into it")
         return command.run()
     try:
+        if command.installs:
+            return command.run()
         if not command.bare:
             ensure()
-        if command.bare or Path(sys.prefix) == VENV:
-            return command.run()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        raise SetupError(f"cannot write {error.filename or ROOT}: {error.strerror}") from error
+        raise SetupError(f"cannot set up .venv: {error.strerror}: {error.filename or ROOT}") from error
+    if command.bare:
+        return command.run()
+    os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # ninja, jupyter
+    if Path(sys.prefix) == VENV:
+        return command.run()
     sys.stdout.flush()
-    python = str(VENV / "bin" / "python")
-    os.execv(python, [python, "-m", "common", *argv])
+    python = str(python_in(VENV))
+    os.execv(python, [python, "-P", "-m", "common", *argv])  # -P: the current folder may hold another `common`
 
 
 if __name__ == "__main__":

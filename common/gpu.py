@@ -108,31 +108,16 @@ def compile_module(source: str, names: tuple[str, ...] = (), **options: Any) -> 
     arch = Device().arch
     settings = {"std": "c++17", "lineinfo": True, "include_path": include_folders(), **options}
     known = [int(a) for a in nvrtc.nvrtcGetSupportedArchs()[-1]]
-    if int(arch.rstrip("af")) in known:
-        return Program(source, "c++", ProgramOptions(arch=f"sm_{arch}", **settings)).compile(
-            "cubin", name_expressions=names
-        )
-    return Program(source, "c++", ProgramOptions(arch=f"compute_{max(known)}", **settings)).compile(
-        "ptx", name_expressions=names
-    )
+    native = int(arch.rstrip("af")) in known
+    target = f"sm_{arch}" if native else f"compute_{max(known)}"
+    program = Program(source, "c++", ProgramOptions(arch=target, **settings))
+    return program.compile("cubin" if native else "ptx", name_expressions=names)
 
 
 def compile_kernels(source: str, *names: str, **options: Any) -> tuple[Kernel, ...]:
-    """Compile CUDA C++ and take kernels out of it: extern "C" names, or C++ name expressions."""
-    expressions = tuple(n for n in names if not _is_extern_c(source, n))
-    module = compile_module(source, expressions, **options)
-    return tuple(module.get_kernel(n) for n in names)
-
-
-def _is_extern_c(source: str, name: str) -> bool:
-    """Whether a kernel keeps its plain name: it is declared extern "C" just before."""
-    position = source.find(f" {name}(")
-    start = max(
-        source.rfind("}", 0, position),
-        source.rfind(";", 0, position),
-        source.rfind('extern "C"', 0, position),
-    )
-    return position >= 0 and 'extern "C"' in source[max(start, 0) : position]
+    """Compile CUDA C++ and take kernels out of it: plain names or C++ name expressions such as "axpy<float>"."""
+    module = compile_module(source, names, **options)
+    return tuple(module.get_kernel(name) for name in names)
 
 
 class DeviceArray:
@@ -145,9 +130,7 @@ class DeviceArray:
         self.size = int(np.prod(self.shape))
         self.nbytes = self.size * self.dtype.itemsize
         if self.nbytes > buffer.size:
-            raise ValueError(
-                f"{self.shape} of {self.dtype} needs {self.nbytes} bytes, the buffer has {buffer.size}"
-            )
+            raise ValueError(f"{self.shape} of {self.dtype} needs {self.nbytes} bytes, the buffer has {buffer.size}")
 
     @property
     def __cuda_array_interface__(self) -> dict:

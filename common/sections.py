@@ -72,5 +72,5 @@ def find(number: str) -> Section:
     if inside:
         raise UsageError(f"{number} is not one section: it has {inside[0]} to {inside[-1]} (./run list)")
     close = difflib.get_close_matches(number, by_number, n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(close)}?" if close else "the book has 1.1.1 to 10.4.4"
+    hint = f"did you mean {', '.join(close)}?" if close else "it has 1.1.1 to 10.4.4"
     raise UsageError(f"the book has no section {number}: {hint} (./run list)")

@@ -24,9 +24,9 @@ def gpu_count() -> int:
 
     if gpu.SIMULATED:
         return 0
-    from cuda.core import system
+    from cuda.core import Device
 
-    return int(system.get_num_devices())
+    return len(Device.get_all_devices())
 
 
 def obstacle(marker: str) -> str | None:
@@ -54,7 +54,7 @@ def pytest_report_header() -> str:
         from common import gpu
     except ImportError as error:
         return f"device: unknown, common.gpu does not import: {error}"
-    return f"device: {'simulator' if gpu.SIMULATED else 'GPU'} ({gpu.DEVICE_REASON})"
+    return f"device: simulator ({gpu.DEVICE_REASON})" if gpu.SIMULATED else f"device: {gpu_count()} GPU(s)"
 
 
 @pytest.fixture(autouse=True)

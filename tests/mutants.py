@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -57,14 +58,14 @@ def load() -> list[Mutant]:
 def noticed(error: BaseException) -> bool:
     """True for an exception that means: the result was seen to be wrong."""
     import pytest
+
     from common.simt import errors
 
     if isinstance(error, BaseExceptionGroup):  # hypothesis found several
         return all(noticed(inner) for inner in error.exceptions)
-    faults = (errors.IllegalAddress, errors.MisalignedAddress, errors.Deadlock)
     if isinstance(error, pytest.fail.Exception):
         return not str(error).startswith("Timeout")
-    return isinstance(error, AssertionError | faults)
+    return isinstance(error, AssertionError | errors.KernelFault)
 
 
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
@@ -88,7 +89,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> None:
 
 
 def run_tests(root: Path, tests: Iterable[str], timeout: float = TIMEOUT) -> str:
-    """"survived", "killed", or "error: " and what kept the tests in `root` from telling."""
+    """ "survived", "killed", or "error: " and what kept the tests in `root` from telling."""
     report = root / "out" / "mutants-report.txt"
     report.parent.mkdir(exist_ok=True)
     report.write_text("")
@@ -97,9 +98,12 @@ def run_tests(root: Path, tests: Iterable[str], timeout: float = TIMEOUT) -> str
         REPORT: str(report),
         "PYTHONPATH": str(root),  # the copy, not the repository that is installed
         "CUDA_BOOK_ROOT": str(root),
+        "CUDA_BOOK_DEVICE": "simulator",  # a kernel that is out of bounds on a GPU may well go unnoticed
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the notebook plugin alone takes seconds to import
         "PYTHONDONTWRITEBYTECODE": "1",  # a stale .pyc would hide a change within the same second
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.mutants", "-p", "no:cacheprovider"]
+    plugins = [word for name in ("tests.mutants", "pytest_timeout", "no:cacheprovider") for word in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins]
     options: dict[str, Any] = {"cwd": root, "env": environment, "capture_output": True, "text": True}
     try:
         done = subprocess.run([*command, *tests], timeout=timeout, **options)
@@ -111,7 +115,7 @@ def run_tests(root: Path, tests: Iterable[str], timeout: float = TIMEOUT) -> str
     if done.returncode == 1 and verdicts[-1] == "killed":
         return "killed"
     if verdicts[-1] in ("passed", "no test ran"):  # it did not come as far as a test: pytest says why
-        verdicts = [line for line in (done.stdout + done.stderr).splitlines() if "rror" in line] or verdicts
+        verdicts = re.findall(r"\w*(?:Error|ERROR): .*", done.stdout + done.stderr)[:1] or verdicts
     return f"error: {verdicts[-1]}"
 
 
@@ -129,7 +133,9 @@ def try_mutant(mutant: Mutant, root: Path) -> str:
 
 def copy_repository(target: Path) -> None:
     """The working tree without what is built or cached in it."""
-    ignore = shutil.ignore_patterns(".git", ".venv*", ".whl", "out", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+    ignore = shutil.ignore_patterns(
+        ".git", ".venv*", ".whl", "out", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
+    )
     shutil.copytree(ROOT, target, ignore=ignore)
 
 

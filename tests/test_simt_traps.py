@@ -756,9 +756,9 @@ __global__ void recursive(int* y) { y[0] = fibonacci(y[1]); }
 __global__ void texture(float* y, unsigned long long handle)
 {
     float a, b, c, d;
-    asm volatile("tex.1d.v4.f32.s32 {%0, %1, %2, %3}, [%4, {%5}];"     // TEXTURE
+    asm volatile("tex.1d.v4.f32.s32 {%0, %1, %2, %3}, [%4, {%5}];"
                  : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-                 : "l"(handle), "r"(3));
+                 : "l"(handle), "r"(3));                                       // TEXTURE
     y[0] = a + b + c + d;
 }
 

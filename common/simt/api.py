@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import cuda.core
 import numpy as np
@@ -20,8 +20,9 @@ from cuda.core._utils.cuda_utils import ComputeCapability
 from common.simt.compiler import compile_ptx
 from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
 from common.simt.graph import GraphBuilder
+from common.simt.group import SMS
 from common.simt.memory import DEVICE_BYTES, Arena
-from common.simt.module import (  # fmt: skip
+from common.simt.module import (
     MAX_BLOCK,
     MAX_GRID,
     MAX_THREADS,
@@ -31,7 +32,6 @@ from common.simt.module import (  # fmt: skip
     LoadedKernel,
     LoadedModule,
 )
-from common.simt.scheduler import SMS
 
 NAME = "CUDA book simulator"
 
@@ -71,7 +71,7 @@ def arena() -> Arena:
 class LaunchConfig(cuda.core.LaunchConfig):
     """cuda.core's own; only that `is_cooperative` asks no driver."""
 
-    def __init__(self, *args, is_cooperative: bool = False, **kwargs):
+    def __init__(self, *args: Any, is_cooperative: bool = False, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.is_cooperative = is_cooperative
 
@@ -79,7 +79,7 @@ class LaunchConfig(cuda.core.LaunchConfig):
 class ProgramOptions(cuda.core.ProgramOptions):
     """cuda.core's own; only that the default architecture is the simulator's."""
 
-    def __init__(self, *args, arch: str | None = None, **kwargs):
+    def __init__(self, *args: Any, arch: str | None = None, **kwargs: Any):
         super().__init__(*args, arch=arch or "sm_90", **kwargs)
 
 
@@ -88,11 +88,9 @@ class Device:
 
     _instance: "Device | None" = None
 
-    def __new__(cls, device_id: "Device | int | None" = None):
+    def __new__(cls, device_id: "Device | int | None" = None) -> "Device":
         if device_id not in (None, 0) and not isinstance(device_id, Device):
-            raise SimulatorError(
-                f"CUDA_ERROR_INVALID_DEVICE: device {device_id}; the simulator has device 0 only"
-            )
+            raise SimulatorError(f"CUDA_ERROR_INVALID_DEVICE: device {device_id}; the simulator has device 0 only")
         if cls._instance is None:
             cls._instance = super().__new__(cls)
         return cls._instance
@@ -104,16 +102,16 @@ class Device:
     pci_bus_id = "0000:00:00.0"
 
     @property
-    def compute_capability(self):
-
+    def compute_capability(self) -> ComputeCapability:
         return ComputeCapability(9, 0)
 
     @property
     def properties(self) -> SimpleNamespace:
         return SimpleNamespace(
-            max_threads_per_block=MAX_THREADS, max_block_dim_x=MAX_BLOCK[0], max_block_dim_y=MAX_BLOCK[1],
-            max_block_dim_z=MAX_BLOCK[2], max_grid_dim_x=MAX_GRID[0], max_grid_dim_y=MAX_GRID[1],
-            max_grid_dim_z=MAX_GRID[2], warp_size=32, multiprocessor_count=SMS, max_shared_memory_per_block=SHARED_DEFAULT,
+            max_threads_per_block=MAX_THREADS,
+            max_block_dim_x=MAX_BLOCK[0], max_block_dim_y=MAX_BLOCK[1], max_block_dim_z=MAX_BLOCK[2],
+            max_grid_dim_x=MAX_GRID[0], max_grid_dim_y=MAX_GRID[1], max_grid_dim_z=MAX_GRID[2],
+            warp_size=32, multiprocessor_count=SMS, max_shared_memory_per_block=SHARED_DEFAULT,
             max_shared_memory_per_block_optin=SHARED_OPTIN, max_shared_memory_per_multiprocessor=228 << 10,
             max_threads_per_multiprocessor=THREADS_PER_SM, max_blocks_per_multiprocessor=32,
             max_registers_per_block=65536, max_registers_per_multiprocessor=65536, total_constant_memory=65536,
@@ -158,7 +156,7 @@ class Device:
     def __repr__(self) -> str:
         return f"<Device 0 ({NAME})>"
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> NoReturn:
         raise SimulatorUnsupported(f"Device.{name}")
 
 
@@ -202,11 +200,10 @@ class Event:
     """An event; it orders, but the simulator has no time to measure."""
 
     def __init__(self, options: "EventOptions | dict | None" = None):
-        if isinstance(options, dict):
-            options = EventOptions(**options)
+        settings = EventOptions(**options) if isinstance(options, dict) else options
         self.handle = next(_handles)
-        self.is_timing_enabled = bool(options and options.timing_enabled)
-        self.is_blocking_sync = bool(options and options.blocking_sync)
+        self.is_timing_enabled = settings is not None and bool(settings.timing_enabled)
+        self.is_blocking_sync = settings is not None and bool(settings.blocking_sync)
         self.is_done = True
         self.device = Device()
 
@@ -297,18 +294,14 @@ class Buffer:
         if self.size == 0:
             return np.zeros(0, np.uint8)
         if self._host:
-            return np.frombuffer((ctypes.c_char * self.size).from_address(self.handle), np.uint8)
+            return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.handle))
         if _state.arena.find(self.handle, self.handle + self.size) is None:
-            raise SimulatorError(
-                f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated"
-            )
+            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated")
         return _state.arena.bytes[self.handle : self.handle + self.size]
 
     def copy_from(self, src: "Buffer", *, stream: "Stream | GraphBuilder", options: object = None) -> None:
         if src.size != self.size:
-            raise ValueError(
-                f"buffer sizes mismatch between src and dst (sizes are: {src.size} vs {self.size})"
-            )
+            raise ValueError(f"buffer sizes mismatch between src and dst (sizes are: {src.size} vs {self.size})")
         _on(stream, lambda: _copy(self, src))
 
     def copy_to(
@@ -345,9 +338,7 @@ class Buffer:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if not self.is_host_accessible:
-            raise SimulatorUnsupported(
-                "DLPack of device memory: no other library can see the simulator's memory"
-            )
+            raise SimulatorUnsupported("DLPack of device memory: no other library can see the simulator's memory")
         return self._bytes().view(np.int8).__dlpack__(max_version=max_version)
 
     def __repr__(self) -> str:
@@ -417,9 +408,7 @@ class ObjectCode:
         self._loaded: LoadedModule | None = None
 
     @staticmethod
-    def from_ptx(
-        module: str | bytes, *, name: str = "", symbol_mapping: dict[str, str] | None = None
-    ) -> "ObjectCode":
+    def from_ptx(module: str | bytes, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> "ObjectCode":
         text = module.decode() if isinstance(module, bytes) else module
         return ObjectCode(text, symbol_mapping or {}, "")
 
@@ -453,7 +442,7 @@ class Kernel:
             max_dynamic_shared_size_bytes=k.max_dynamic_shared,
         )  # fmt: skip
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> NoReturn:
         raise SimulatorUnsupported(f"Kernel.{name}")
 
 
@@ -478,16 +467,12 @@ def _argument(value: Any, position: int) -> bytes:
     raise TypeError(f"the argument is of unsupported type: {type(value)}")
 
 
-def launch(
-    stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args: Any
-) -> None:
+def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args: Any) -> None:
     """Run a kernel. Bad configurations raise here, faults of the kernel at the next synchronisation."""
     if config.cluster is not None:
         raise SimulatorUnsupported("thread block clusters")
     args = [_argument(a, i) for i, a in enumerate(kernel_args)]
-    prepared = kernel._kernel.prepare(
-        config.grid, config.block, config.shmem_size, config.is_cooperative, args
-    )
+    prepared = kernel._kernel.prepare(config.grid, config.block, config.shmem_size, config.is_cooperative, args)
 
     def run() -> None:
         if _state.fault is not None:
@@ -520,9 +505,7 @@ def get_global(module: ObjectCode, name: str) -> Buffer:
 def set_max_dynamic_shared(kernel: Kernel, size: int) -> None:
     """Allow launches of this kernel with up to `size` bytes of dynamic shared memory."""
     if not 0 <= size + kernel._kernel.static_shared <= SHARED_OPTIN:
-        raise LaunchError(
-            f"CUDA_ERROR_INVALID_VALUE: {size} bytes of dynamic shared memory (at most {SHARED_OPTIN})"
-        )
+        raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {size} bytes of dynamic shared memory (at most {SHARED_OPTIN})")
     kernel._kernel.max_dynamic_shared = size
 
 

@@ -12,23 +12,36 @@ import numpy as np
 from common.simt.memory import AnyAddress, check, views_of
 
 if TYPE_CHECKING:
-    from common.simt.scheduler import Group
+    from common.simt.group import Group
 
-_UFUNC = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}  # fmt: skip
+UFUNC = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
 
 
 def _apply(op: str, old: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What the memory holds afterwards."""
     if op == "exch":
         return value
     if op == "inc":
         return np.where(old >= value, 0, old + 1).astype(old.dtype)
     if op == "dec":
         return np.where((old == 0) | (old > value), value, old - 1).astype(old.dtype)
-    return _UFUNC[op](old, value)
+    return UFUNC[op](old, value)
 
 
-def atomic(g: "Group", address: AnyAddress, offset: int, op: str, dtype: np.dtype, value: np.ndarray, other: np.ndarray | None,
-           wanted: bool, where: int) -> np.ndarray | None:  # fmt: skip
+def atomic(
+    g: "Group",
+    address: AnyAddress,
+    offset: int,
+    op: str,
+    dtype: np.dtype,
+    value: np.ndarray,
+    other: np.ndarray | None,
+    wanted: bool,
+    where: int,
+) -> np.ndarray | None:
     """Perform `op` and return what each thread found (None unless wanted).
 
     `other` is the new value of a compare-and-swap, whose comparison is `value`. A dtype of float16 means packed
@@ -39,7 +52,8 @@ def atomic(g: "Group", address: AnyAddress, offset: int, op: str, dtype: np.dtyp
         other = None if other is None else np.broadcast_to(other, (g.n,))
         out = np.empty((g.n, *value.shape[1:]), dtype) if wanted else None
         for lanes, sub, part in address:
-            got = atomic(sub, part, offset, op, dtype, value[lanes], None if other is None else other[lanes], wanted, where)  # fmt: skip
+            new = None if other is None else other[lanes]
+            got = atomic(sub, part, offset, op, dtype, value[lanes], new, wanted, where)
             if out is not None:
                 out[lanes] = got
         return out
@@ -57,13 +71,14 @@ def atomic(g: "Group", address: AnyAddress, offset: int, op: str, dtype: np.dtyp
         g.chunk.launch.writes += bool((old == value).any())
         return old
     g.chunk.launch.writes += 1
-    if not wanted and op in _UFUNC:
-        _UFUNC[op].at(view, index, value)
+    if not wanted and op in UFUNC:
+        UFUNC[op].at(view, index, value)
         return None
     return _with_result(view, index, op, value)
 
 
 def _with_result(view: np.ndarray, index: np.ndarray, op: str, value: np.ndarray) -> np.ndarray:
+    """Perform `op` on view[index]; what each thread found, the threads of one address one after the other."""
     keys = index if index.ndim == 1 else index[:, 0]
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
@@ -94,9 +109,7 @@ def _with_result(view: np.ndarray, index: np.ndarray, op: str, value: np.ndarray
     return old
 
 
-def _compare_and_swap(
-    view: np.ndarray, index: np.ndarray, compare: np.ndarray, new: np.ndarray
-) -> np.ndarray:
+def _compare_and_swap(view: np.ndarray, index: np.ndarray, compare: np.ndarray, new: np.ndarray) -> np.ndarray:
     old = view[index]
     hits = np.flatnonzero(old == compare)
     if hits.size == 0:  # nobody's comparison holds, so nothing changes: the common case of a spinning lock
@@ -106,9 +119,7 @@ def _compare_and_swap(
         return old
     current: dict[int, int] = {}
     result = old.copy()
-    for lane, (where, expected, value) in enumerate(
-        zip(index.tolist(), compare.tolist(), new.tolist(), strict=True)
-    ):
+    for lane, (where, expected, value) in enumerate(zip(index.tolist(), compare.tolist(), new.tolist(), strict=True)):
         found = current.get(where)
         if found is None:
             found = view[where].item()

@@ -7,17 +7,18 @@ laid the code out in.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.simt.errors import SimulatorUnsupported
 from common.simt.ptx import (
     TYPE_BYTES,
     Function,
-    Imm,
     Instr,
     Label,
     Mem,
     Module,
     Not,
+    Operand,
     Pair,
     Reg,
     Sym,
@@ -43,9 +44,19 @@ class Block:
     control: Instr | None = None  # the bra, brx or bar itself
     targets: list[int] = field(default_factory=list)
     warp_op: Instr | None = None  # the warp instruction it starts with
-    live_in: set[str] = field(default_factory=set)
-    live_out: set[str] = field(default_factory=set)
+    live_in: set[str] = field(default_factory=set)  # registers that something here or later may read
+    live_out: set[str] = field(default_factory=set)  # registers that something later may read
     spins: bool = False  # part of a loop that may wait for another thread
+
+    def all_instrs(self) -> list[Instr]:
+        """The instructions with the one that leaves the block."""
+        return self.instrs if self.control is None else [*self.instrs, self.control]
+
+    def late_result(self) -> set[str]:
+        """The result of a bar.red that ends the block: it exists only once the barrier opens, in the next block."""
+        if self.kind == "barrier" and self.control is not None and "red" in self.control.mods:
+            return set(registers(self.control.args[0]))
+        return set()
 
 
 @dataclass
@@ -80,7 +91,9 @@ class _Inliner:
         self.shared: dict[str, Variable] = {}
         self.local: dict[str, Variable] = {}
         self.copies = 0
+        self.passing: list[Instr] = []  # the loads and stores of call parameters
         self.expand(entry, "", {}, [entry.name])
+        self.moves()
 
     def expand(self, f: Function, suffix: str, names: dict[str, str], stack: list[str]) -> None:
         """Append f's body; `names` maps its formal parameters to the caller's."""
@@ -92,25 +105,26 @@ class _Inliner:
                 self.local[v.name + suffix] = v
         if suffix:
             for reg, kind in f.regs.items():
-                self.entry.regs[f"{reg[:-2]}{suffix}<>" if reg.endswith("<>") else _suffixed(reg, suffix)] = (
-                    kind
-                )
+                name = f"{reg[:-2]}{suffix}<>" if reg.endswith("<>") else _suffixed(reg, suffix)
+                self.entry.regs[name] = kind
         self.targets.update({k + suffix: [t + suffix for t in v] for k, v in f.targets.items()})
         end = Label(f"$ret{suffix}")
         for item in f.body:
             if isinstance(item, Label):
                 self.body.append(Label(item.name + suffix))
                 continue
-            instr = Instr(item.op, item.mods, [self.rename(a, suffix, names) for a in item.args],
-                          item.guard and self.rename(item.guard, suffix, names), item.loc, item.text)  # fmt: skip
+            args = [self.rename(a, suffix, names) for a in item.args]
+            guard = item.guard and self.rename(item.guard, suffix, names)
+            instr = Instr(item.op, item.mods, args, guard, item.loc, item.text)
             if instr.guard is not None and instr.op != "bra":
                 self.skip_unless(instr)
             if instr.op == "call":
                 self.call(instr, stack)
-            elif suffix and instr.op in ("ret",):
+            elif suffix and instr.op == "ret":
                 self.body.append(Instr("bra", ("uni",), [Sym(end.name)], None, instr.loc, instr.text))
-            elif instr.op in ("ld", "st") and "param" in instr.mods and self.is_call_param(instr, f, names):
-                self.body.append(self.param_move(instr))
+            elif instr.op in ("ld", "st") and "param" in instr.mods and self.is_call_param(instr):
+                self.body.append(instr)
+                self.passing.append(instr)
             else:
                 self.body.append(instr)
             if item.guard is not None and item.op != "bra":
@@ -125,17 +139,16 @@ class _Inliner:
         self.body.append(Instr("bra", (), [Sym(f"$skip{self.copies}")], guard, instr.loc, instr.text))
         instr.guard = None
 
-    def rename(self, arg, suffix: str, names: dict[str, str]):
+    def rename(self, arg: Any, suffix: str, names: dict[str, str]) -> Any:
+        """An operand of this copy of the function."""
         if isinstance(arg, Reg):
             special = arg.name == "_" or (arg.name.startswith("%") and arg.name.split(".")[0] in SPECIAL)
             return arg if special or not suffix else Reg(_suffixed(arg.name, suffix))
         if isinstance(arg, Sym):
             if arg.name in names:
                 return Sym(names[arg.name], arg.offset)
-            known = arg.name in self.module.variables or arg.name in self.module.functions
-            return (
-                arg if known or not suffix or arg.name in self.shared else Sym(arg.name + suffix, arg.offset)
-            )
+            common = arg.name in self.module.variables or arg.name in self.module.functions or arg.name in self.shared
+            return arg if common or not suffix else Sym(arg.name + suffix, arg.offset)
         if isinstance(arg, Mem):
             return Mem(self.rename(arg.base, suffix, names), arg.offset)
         if isinstance(arg, Vec):
@@ -146,33 +159,38 @@ class _Inliner:
             return Not(self.rename(arg.reg, suffix, names))
         return arg
 
-    def is_call_param(self, instr: Instr, f: Function, names: dict[str, str]) -> bool:
-        mem = instr.args[0] if instr.op == "st" else instr.args[1]
-        if not isinstance(mem.base, Sym):
-            return False
-        return not any(p.name == mem.base.name for p in self.entry.params)
+    def is_call_param(self, instr: Instr) -> bool:
+        """Whether an ld.param or st.param passes a value between caller and callee (not from the launch)."""
+        mem = instr.args[instr.op == "ld"]
+        return isinstance(mem.base, Sym) and all(p.name != mem.base.name for p in self.entry.params)
 
-    def param_move(self, instr: Instr) -> Instr:
-        """A parameter of an inlined call is a register named after it and the byte offset."""
-        mem, value = (instr.args[0], instr.args[1]) if instr.op == "st" else (instr.args[1], instr.args[0])
-        dtype = instr.mods[-1]
-        size = TYPE_BYTES[dtype]
-        items = value.items if isinstance(value, Vec) else (value,)
-        slots = []
-        for i in range(len(items)):
-            slot = f"{mem.base.name}+{mem.offset + i * size}"
-            known = self.entry.regs.setdefault(slot, f"b{8 * max(size, 2)}")
-            if TYPE_BYTES[known] != max(size, 2):
-                raise SimulatorUnsupported(f"a call parameter written as .{known} and read as .{dtype}")
-            slots.append(Reg(slot))
-        pairs = (
-            list(zip(slots, items, strict=True)) if instr.op == "st" else list(zip(items, slots, strict=True))
-        )
-        if len(pairs) > 1:
-            return Instr("movs", (dtype,), [a for p in pairs for a in p], None, instr.loc, instr.text)
-        return Instr("movs", (dtype,), list(pairs[0]), None, instr.loc, instr.text)
+    def moves(self) -> None:
+        """Turn the accesses to call parameters into moves to and from registers named after parameter and offset.
+
+        Where one access writes what several read, or the other way round, each part has a register of its own.
+        """
+        cuts: dict[str, set[int]] = {}  # parameter -> offsets at which an element of an access starts or ends
+        accesses = []
+        for instr in self.passing:
+            mem, value = instr.args if instr.op == "st" else instr.args[::-1]
+            size = TYPE_BYTES[instr.mods[-1]]
+            items = value.items if isinstance(value, Vec) else (value,)
+            accesses.append((instr, mem, items, size))
+            cuts.setdefault(mem.base.name, set()).update(mem.offset + k * size for k in range(len(items) + 1))
+
+        def slot(name: str, at: int, size: int) -> Reg | Vec:
+            if any(at < cut < at + size for cut in cuts[name]):
+                return Vec((slot(name, at, size // 2), slot(name, at + size // 2, size // 2)))
+            self.entry.regs[f"{name}+{at}"] = f"b{8 * max(size, 2)}"
+            return Reg(f"{name}+{at}")
+
+        for instr, mem, items, size in accesses:
+            slots = [slot(mem.base.name, mem.offset + k * size, size) for k in range(len(items))]
+            pairs = zip(slots, items, strict=True) if instr.op == "st" else zip(items, slots, strict=True)
+            instr.op, instr.mods, instr.args = "movs", instr.mods[-1:], [arg for pair in pairs for arg in pair]
 
     def call(self, instr: Instr, stack: list[str]) -> None:
+        """Append the callee's body; `stack` names the functions being expanded."""
         args = list(instr.args)
         returns = args.pop(0).items if isinstance(args[0], Vec) else ()
         target = args.pop(0)
@@ -205,17 +223,19 @@ def _suffixed(name: str, suffix: str) -> str:
     return f"{name[:-digits]}{suffix}{name[-digits:]}" if digits and "." not in name else name + suffix
 
 
-SPECIAL = {"%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
-           "%lanemask_eq", "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%clock", "%clock_hi",
-           "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi", "%envreg1", "%envreg2",
-           "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size", "%clusterid", "%nclusterid",
-           "%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster",
-           "%pm0", "%reserved_smem_offset_begin"}  # fmt: skip
+# Special registers; Group.special has their values. Of the others PTX defines, none is supported.
+SPECIAL = {
+    "%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid",
+    "%lanemask_eq", "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%clock", "%clock_hi", "%clock64",
+    "%globaltimer", "%globaltimer_lo", "%globaltimer_hi", "%envreg1", "%envreg2", "%dynamic_smem_size",
+    "%total_smem_size", "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank",
+    "%cluster_nctarank", "%is_explicit_cluster",
+}  # fmt: skip
 
 
 def _cut(body: list, tables: dict[str, list[str]]) -> list[Block]:
     """Cut the flat body at labels, branches, barriers and warp instructions."""
-    blocks: list[Block] = [Block([])]
+    blocks = [Block([])]
     labels: dict[str, int] = {}
     pending: list[tuple[int, list[str], bool]] = []  # (block, label targets, falls through)
 
@@ -259,6 +279,7 @@ def _cut(body: list, tables: dict[str, list[str]]) -> list[Block]:
 
 
 def _fall(blocks: list[Block], pending: list) -> None:
+    """End the last block without a branch."""
     blocks[-1].kind = "jump"
     pending.append((len(blocks) - 1, [], True))
 
@@ -316,18 +337,17 @@ def _order(blocks: list[Block]) -> list[Block]:
                 work.append(target)
 
     def visit(nodes: set[int], succ: dict[int, list[int]], entries: set[int]) -> list[int]:
+        """The order of some blocks; `entries` are those that control enters from outside."""
         ordered: list[int] = []
         for component in _components(nodes, succ):
             if len(component) == 1:
                 ordered.append(component[0])
                 continue
             inside = set(component)
-            heads = sorted(inside & entries) or sorted(
-                n for n in inside if any(n in succ[m] for m in nodes - inside)
-            )
+            heads = sorted(inside & entries) or sorted(n for n in inside if any(n in succ[m] for m in nodes - inside))
             head = heads[0] if heads else min(inside)
             cut = {n: [t for t in succ[n] if t != head] for n in inside}
-            outer = {t for n in nodes - inside for t in succ[n]} | {t for t in succ[head]}
+            outer = {t for n in nodes - inside for t in succ[n]} | set(succ[head])
             ordered += visit(inside, cut, outer & inside)
         return ordered
 
@@ -338,13 +358,14 @@ def _order(blocks: list[Block]) -> list[Block]:
     return [blocks[old] for old in order]
 
 
-# How many leading operands an instruction writes; one unless listed. Stores write none.
-NO_RESULT = {"st", "red", "bar", "barrier", "bra", "brx", "membar", "fence", "prefetch", "prefetchu", "cp", "nanosleep",
-             "trap", "exit", "ret", "stmatrix", "assertfail", "brkpt", "discard", "griddepcontrol", "applypriority",
-             "mbarrier_", "isspacep_"}  # fmt: skip
+# Opcodes whose first operand is read, not written.
+NO_RESULT = {
+    "st", "red", "bar", "barrier", "brx", "prefetch", "prefetchu", "cp", "nanosleep", "stmatrix", "assertfail",
+    "discard", "applypriority",
+}  # fmt: skip
 
 
-def registers(arg) -> list[str]:
+def registers(arg: Operand) -> list[str]:
     """Names of the ordinary registers in an operand."""
     if isinstance(arg, Reg):
         special = arg.name == "_" or arg.name.split(".")[0] in SPECIAL
@@ -366,16 +387,13 @@ def defs_and_uses(instr: Instr) -> tuple[list[str], list[str]]:
     if instr.op == "movs":
         defs = [r for a in args[0::2] for r in registers(a)]
         uses = [r for a in args[1::2] for r in registers(a)]
-    elif instr.op == "printf":
-        defs, uses = registers(args[0]), [r for a in args[1:] for r in registers(a)]
-    elif instr.op in NO_RESULT or (instr.op == "wmma" and "store" in instr.mods):
-        if instr.op in ("bar", "barrier") and "red" in instr.mods:
-            defs, uses = registers(args[0]), [r for a in args[1:] for r in registers(a)]
-        else:
-            defs, uses = [], [r for a in args for r in registers(a)]
     else:
-        defs = registers(args[0]) if args else []
-        uses = [r for a in args[1:] for r in registers(a)]
+        reads_all = instr.op in NO_RESULT or (instr.op == "wmma" and "store" in instr.mods)
+        if instr.op in ("bar", "barrier") and "red" in instr.mods:
+            reads_all = False
+        results = 0 if reads_all else 1
+        defs = [r for a in args[:results] for r in registers(a)]
+        uses = [r for a in args[results:] for r in registers(a)]
     if "cc" in instr.mods:
         defs = [*defs, "%CC"]
     if instr.op in ("addc", "subc", "madc"):
@@ -386,20 +404,18 @@ def defs_and_uses(instr: Instr) -> tuple[list[str], list[str]]:
 
 
 def _liveness(blocks: list[Block]) -> None:
+    """Fill in live_in and live_out."""
     reads: list[set[str]] = []
     writes: list[set[str]] = []
     for block in blocks:
         used: set[str] = set()
         defined: set[str] = set()
-        for instr in [*block.instrs, *([block.control] if block.control else [])]:
+        for instr in block.all_instrs():
             defs, uses = defs_and_uses(instr)
             used |= set(uses) - defined
             defined |= set(defs)
-        if block.kind == "barrier" and block.control and "red" in block.control.mods:
-            # the result exists only once the barrier opens, in the next block
-            defined -= set(registers(block.control.args[0]))
         reads.append(used)
-        writes.append(defined)
+        writes.append(defined - block.late_result())
     changed = True
     while changed:
         changed = False
@@ -408,8 +424,7 @@ def _liveness(blocks: list[Block]) -> None:
             out: set[str] = set()
             for t in block.targets:
                 out |= blocks[t].live_in
-            if block.kind == "barrier" and block.control and "red" in block.control.mods:
-                out -= set(registers(block.control.args[0]))
+            out -= block.late_result()
             live = reads[i] | (out - writes[i])
             if out != block.live_out or live != block.live_in:
                 block.live_out, block.live_in, changed = out, live, True
@@ -421,17 +436,12 @@ def _waits(instr: Instr, used: set[str]) -> bool:
         return bool(set(registers(instr.args[0])) & used)
     if instr.op == "ld":
         return bool({"volatile", "relaxed", "acquire"} & set(instr.mods))
-    return instr.op in ("nanosleep", "mbarrier")
+    return instr.op == "nanosleep"
 
 
 def _mark_spins(blocks: list[Block]) -> None:
     """Mark the innermost loops around an instruction that may wait, less the inner loops that cannot."""
-    used = {
-        r
-        for b in blocks
-        for i in [*b.instrs, *([b.control] if b.control else [])]
-        for r in defs_and_uses(i)[1]
-    }
+    used = {r for b in blocks for i in b.all_instrs() for r in defs_and_uses(i)[1]}
     waiting = {i for i, b in enumerate(blocks) if any(_waits(instr, used) for instr in b.instrs)}
 
     def visit(nodes: set[int], succ: dict[int, list[int]]) -> None:
@@ -451,6 +461,3 @@ def _mark_spins(blocks: list[Block]) -> None:
 
     if waiting:
         visit(set(range(len(blocks))), {i: b.targets for i, b in enumerate(blocks)})
-
-
-__all__ = ["Block", "Imm", "Kernel", "build", "defs_and_uses", "registers"]

@@ -19,9 +19,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("CUDA_BOOK_CACHE") or Path(__file__).resolve().parents[2] / "out" / "cache")
 
 
-def compile_ptx(
-    source: str, options: ProgramOptions, names: tuple[str, ...]
-) -> tuple[str, dict[str, str], str]:
+def compile_ptx(source: str, options: ProgramOptions, names: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
     """Compile CUDA C++.
 
     Returns the PTX, a dict from each name expression to its mangled name, and the compiler's log.

@@ -15,6 +15,10 @@ class SimulatorUnsupported(SimulatorError):
     """The simulator does not do this (an opcode, a texture, time, ...); the message names it."""
 
 
+class UnknownForm(SimulatorUnsupported):
+    """A form of an instruction without a translation; the writer catches it to add the instruction and its line."""
+
+
 class LaunchError(SimulatorError):
     """The launch configuration or the kernel's arguments cannot be right. Raised by launch() itself."""
 

@@ -1,7 +1,7 @@
 """Stand-ins for cuda.core.graph: a graph is the list of what was recorded, replayed in that order."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from common.simt.errors import SimulatorUnsupported
 
@@ -56,7 +56,7 @@ class GraphBuilder:
     def close(self) -> None:
         self._work = []
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> NoReturn:
         raise SimulatorUnsupported(f"GraphBuilder.{name}")
 
 

@@ -15,18 +15,30 @@ import numpy as np
 from common.simt.errors import IllegalAddress, KernelFault, MisalignedAddress, SimulatorError
 
 if TYPE_CHECKING:
-    from common.simt.scheduler import Group
+    from common.simt.group import Group
 
 DEVICE_BYTES = 2 << 30  # what the simulated device has
 HOST_BYTES = 1 << 30  # pinned host memory, which the device can address too
 FIRST_ADDRESS = 1 << 20  # below it nothing is mapped: null pointers fault
 GRANULARITY = 256  # cudaMalloc's alignment
-SHARED_WINDOW = 1 << 44
-LOCAL_WINDOW = 2 << 44
-PARAM_WINDOW = 3 << 44
+WINDOW_SHIFT = 44  # the bits above it tell in which window a generic address lies
+SHARED_WINDOW = 1 << WINDOW_SHIFT
+LOCAL_WINDOW = 2 << WINDOW_SHIFT
+PARAM_WINDOW = 3 << WINDOW_SHIFT
 UNWRITTEN = 0xFF  # fresh memory: NaN as a float, -1 as an integer; never what a test expects
 
 i8 = np.dtype("i8")
+ELEMENTS = tuple(np.dtype(t) for t in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8"))
+
+
+def typed_views(data: np.ndarray) -> dict[np.dtype, np.ndarray]:
+    """Bytes as arrays of each element type."""
+    return {dtype: data.view(dtype) for dtype in ELEMENTS}
+
+
+def fresh_views(size: int) -> dict[np.dtype, np.ndarray]:
+    """Shared or local memory that nothing has written yet, by element type."""
+    return typed_views(np.full(-(-max(size, 16) // 16) * 16, UNWRITTEN, np.uint8))
 
 
 @dataclass
@@ -50,11 +62,11 @@ class Arena:
         total = FIRST_ADDRESS + DEVICE_BYTES + HOST_BYTES
         # anonymous pages: the system commits only what is touched
         self.bytes = np.frombuffer(mmap.mmap(-1, total), dtype=np.uint8)
-        self.views = {np.dtype(t): self.bytes.view(t) for t in ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")}  # fmt: skip
-        self.starts: list[int] = []
-        self.table: list[Allocation] = []
-        self.last: Allocation | None = None
-        self.used = {"device": 0, "pinned": 0}
+        self.views = typed_views(self.bytes)
+        self.table: list[Allocation] = []  # by address
+        self.starts: list[int] = []  # of each
+        self.last: Allocation | None = None  # where the last access went: mostly the next one's place too
+        self.used = {"device": 0, "pinned": 0}  # bytes
         self.serial = 0
 
     def allocate(self, size: int, kind: str = "device", name: str = "") -> Allocation:
@@ -161,10 +173,11 @@ AnyAddress = Address | list[tuple[np.ndarray, "Group", Address]]
 
 
 def signed(a: np.ndarray) -> np.ndarray:
-    """A 32- or 64-bit register as int64."""
-    return a.view(i8) if a.dtype.itemsize == 8 else a.astype(i8)
+    """A 32- or 64-bit register as int64. A base below the start of its space counts: the offset may lift it."""
+    return a.view(i8) if a.dtype.itemsize == 8 else a.view(np.int32).astype(i8)
 
 
+# An address register of a group made ready. The generated code calls these by the name of the memory space.
 def global_address(g: "Group", a: np.ndarray) -> Address:
     return Address("global", signed(a), 0)
 
@@ -177,16 +190,21 @@ def local_address(g: "Group", a: np.ndarray) -> Address:
     return Address("local", signed(a), g.local_base)
 
 
+def param_address(g: "Group", a: np.ndarray) -> Address:
+    return Address("param", signed(a), 0)
+
+
 def generic_address(g: "Group", a: np.ndarray) -> AnyAddress:
-    """Sort generic addresses into their spaces; a list of (lanes, sub-group, address) where they are mixed."""
+    """Sort generic addresses into their spaces; a list of (positions, threads, address) where they are mixed."""
     raw = signed(a)
     low, high = (int(raw[0]),) * 2 if raw.size == 1 else (int(raw.min()), int(raw.max()))
-    if 0 <= low >> 44 == high >> 44 <= 3:
-        return _in_window(g, raw, low >> 44)
+    if 0 <= low >> WINDOW_SHIFT == high >> WINDOW_SHIFT <= 3:
+        return _in_window(g, raw, low >> WINDOW_SHIFT)
     raw = np.broadcast_to(raw, (g.n,))
+    windows = np.clip(raw >> WINDOW_SHIFT, -1, 4)  # the first and the last hold nothing
     parts = []
-    for window in np.unique(np.clip(raw >> 44, -1, 4)):
-        lanes = np.flatnonzero(np.clip(raw >> 44, -1, 4) == window)
+    for window in np.unique(windows):
+        lanes = np.flatnonzero(windows == window)
         sub = g.subset(lanes)
         parts.append((lanes, sub, _in_window(sub, raw[lanes], int(window))))
     return parts
@@ -261,9 +279,7 @@ def _fault(
     raise kind(g.describe(kind, detail, where, lane))
 
 
-def load(
-    g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: int, count: int = 1
-) -> list[np.ndarray]:
+def load(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: int, count: int = 1) -> list[np.ndarray]:
     """Gather `count` neighbouring elements a thread (ld.v2 and ld.v4 are one aligned access)."""
     if isinstance(address, list):
         out = [np.empty(g.n, dtype) for _ in range(count)]
@@ -275,15 +291,13 @@ def load(
     check(g, address, offset, size * count, "read", where)
     shift = size.bit_length() - 1
     view, index, step = views_of(g, address.space)[dtype], address.index(shift), offset >> shift
-    return [
-        view[k:].take(index, mode="clip") if k >= 0 else view.take(index + k, mode="clip")
-        for k in range(step, step + count)
-    ]
+    steps = range(step, step + count)
+    if step < 0 or address.low < 0:  # base or offset below the start of the space, their sum within it
+        return [view.take(index + k, mode="clip") for k in steps]
+    return [view[k:].take(index, mode="clip") for k in steps]  # without a new array of indices
 
 
-def store(
-    g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int
-) -> None:
+def store(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:
     """Scatter neighbouring elements a thread; of threads that write one address, the highest wins."""
     if isinstance(address, list):
         wide = [np.broadcast_to(v, (g.n,)) for v in values]
@@ -298,10 +312,10 @@ def store(
     for k, value in enumerate(values, step):
         if index.size == 1 and value.size > 1:
             value = value[-1:]
-        if k >= 0:
-            view[k:][index] = value
-        else:
+        if step < 0 or address.low < 0:
             view[index + k] = value
+        else:
+            view[k:][index] = value
 
 
 def copy_async(
@@ -313,7 +327,10 @@ def copy_async(
     take: np.ndarray | None,
     where: int,
 ) -> None:
-    """cp.async: `size` bytes a thread from global to shared memory; beyond `take` bytes the rest is zero."""
+    """cp.async: `size` bytes a thread from global to shared memory; beyond `take` bytes the rest is zero.
+
+    `offsets` are added to the target's and the source's address. The copy is done at once.
+    """
     step = min(size, 8)
     dtype = np.dtype(f"u{step}")
     for i in range(0, size, step):

@@ -6,9 +6,10 @@ import numpy as np
 
 from common.simt import cfg, translate
 from common.simt.errors import LaunchError, SimulatorError
+from common.simt.group import SMS
 from common.simt.memory import Arena
-from common.simt.ptx import Instr, Mem, Module, Sym, Variable, Vec, parse
-from common.simt.scheduler import SMS, Launch
+from common.simt.ptx import Instr, Mem, Module, Operand, Sym, Variable, Vec, parse
+from common.simt.scheduler import Launch
 
 MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)
@@ -46,26 +47,27 @@ class LoadedModule:
         return allocation.start
 
     def kernel(self, name: str) -> "LoadedKernel":
+        """A kernel by its (mangled) name. Raises SimulatorError if there is none, SimulatorUnsupported."""
         if name not in self.kernels:
             function = self.module.functions.get(name)
             if function is None or not function.is_entry:
                 known = ", ".join(f.name for f in self.module.functions.values() if f.is_entry)
-                raise SimulatorError(
-                    f"CUDA_ERROR_NOT_FOUND: no kernel named {name} (the module has: {known})"
-                )
+                raise SimulatorError(f"CUDA_ERROR_NOT_FOUND: no kernel named {name} (the module has: {known})")
             self.kernels[name] = LoadedKernel(self, cfg.build(self.module, name))
         return self.kernels[name]
 
     def close(self) -> None:
+        """Free the variables' memory."""
         for start in self.addresses.values():
             self.arena.free(start)
         self.addresses.clear()
 
 
 def _symbols(instrs: list[Instr]) -> set[str]:
+    """Names of the variables that the operands mention."""
     found: set[str] = set()
 
-    def visit(arg) -> None:
+    def visit(arg: Operand) -> None:
         if isinstance(arg, Sym):
             found.add(arg.name)
         elif isinstance(arg, Mem):
@@ -92,6 +94,8 @@ def _place(variables: list[Variable]) -> tuple[dict[str, int], int]:
 
 @dataclass
 class Parameter:
+    """Where a kernel parameter lies among the parameter bytes."""
+
     offset: int
     size: int
 
@@ -105,26 +109,20 @@ class LoadedKernel:
         params, self.param_bytes = _place(kernel.function.params)
         self.params = [Parameter(params[p.name], p.size) for p in kernel.function.params]
         self.max_threads = kernel.function.max_threads or MAX_THREADS
-        self.max_dynamic_shared = SHARED_DEFAULT
         used = _symbols([i for b in kernel.blocks for i in b.instrs])
-        shared = [
-            v
-            for v in {**owner.module.variables, **kernel.shared}.values()
-            if v.space == "shared" and v.name in used
-        ]
+        visible = {**owner.module.variables, **kernel.shared}.values()
+        shared = [v for v in visible if v.space == "shared" and v.name in used]
         static, self.static_shared = _place([v for v in shared if v.size])
         dynamic = {v.name: -(-self.static_shared // 16) * 16 for v in shared if not v.size}
         if dynamic:
             self.static_shared = -(-self.static_shared // 16) * 16
+        self.max_dynamic_shared = max(SHARED_DEFAULT - self.static_shared, 0)  # unless raised
         locals_ = [Variable(name, v.space, v.align, v.size) for name, v in kernel.local.items()]
         local, self.local_bytes = _place(locals_)
         symbols = {**params, **static, **dynamic, **local}
-        spaces = (
-            dict.fromkeys((*static, *dynamic), "shared")
-            | dict.fromkeys(local, "local")
-            | dict.fromkeys(params, "param")
-        )
-        for name in used - symbols.keys():
+        spaces = dict.fromkeys((*static, *dynamic), "shared") | dict.fromkeys(local, "local")
+        spaces |= dict.fromkeys(params, "param")
+        for name in sorted(used - symbols.keys()):
             variable = owner.module.variables.get(name)
             if variable is not None:
                 symbols[name] = owner.address(name)
@@ -150,30 +148,34 @@ class LoadedKernel:
     def prepare(self, grid: tuple, block: tuple, shared: int, cooperative: bool, args: list[bytes]) -> Launch:
         """Check a launch as the driver would. Raises LaunchError."""
         threads = block[0] * block[1] * block[2]
-        if min(*grid, *block) < 1 or any(b > m for b, m in zip(block, MAX_BLOCK, strict=True)) or any(
-            g > m for g, m in zip(grid, MAX_GRID, strict=True)
-        ):  # fmt: skip
+        sizes, limits = (*grid, *block), (*MAX_GRID, *MAX_BLOCK)
+        if any(not 1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)):
             raise LaunchError(
                 f"CUDA_ERROR_INVALID_VALUE: grid {grid} of blocks {block} (limits {MAX_GRID} and {MAX_BLOCK})"
             )
-        if threads > min(self.max_threads, MAX_THREADS):
-            limit = min(self.max_threads, MAX_THREADS)
-            raise LaunchError(
-                f"CUDA_ERROR_INVALID_VALUE: {threads} threads a block, kernel {self.name} allows {limit}"
-            )
+        limit = min(self.max_threads, MAX_THREADS)
+        if threads > limit:
+            raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {threads} threads a block, kernel {self.name} allows {limit}")
         if shared > self.max_dynamic_shared:
             raise LaunchError(
                 f"CUDA_ERROR_INVALID_VALUE: {shared} bytes of dynamic shared memory, kernel {self.name} allows "
                 f"{self.max_dynamic_shared} (raise it with set_max_dynamic_shared, up to {SHARED_OPTIN})"
             )
         if shared + self.static_shared > SHARED_OPTIN:
-            raise LaunchError(
-                f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block"
-            )
+            raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block")
         blocks = grid[0] * grid[1] * grid[2]
         if cooperative and blocks > SMS * (THREADS_PER_SM // threads):
             raise LaunchError(
                 f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {blocks} blocks of {threads} threads cannot be resident"
             )
-        return Launch(self.program, self.owner.arena, grid, block, self.pack(args), shared, self.static_shared,
-                      self.local_bytes, self.owner.source)  # fmt: skip
+        return Launch(
+            program=self.program,
+            arena=self.owner.arena,
+            grid=grid,
+            block=block,
+            params=self.pack(args),
+            dynamic_shared=shared,
+            static_shared=self.static_shared,
+            local_bytes=self.local_bytes,
+            source=self.owner.source,
+        )

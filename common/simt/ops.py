@@ -6,11 +6,13 @@ NumPy's dtypes; f16 and bf16 live in 16-bit registers, their packed pairs in 32-
 
 import numpy as np
 
-u1, i1, u2, i2, u4, i4, u8, i8, f2, f4, f8 = (np.dtype(t) for t in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"))  # fmt: skip
+u1, u2, u4, u8 = (np.dtype(t) for t in ("u1", "u2", "u4", "u8"))
+i1, i2, i4, i8 = (np.dtype(t) for t in ("i1", "i2", "i4", "i8"))
+f2, f4, f8 = (np.dtype(t) for t in ("f2", "f4", "f8"))
 BITS = {u1: 8, u2: 16, u4: 32, u8: 64, i1: 8, i2: 16, i4: 32, i8: 64}
 
 
-# ---- integers -------------------------------------------------------------------------------------------------
+# ---- integers --------------------------------------------------------------------------------------------------------
 def shl(a, b):
     """Shift left; by the width or more gives 0."""
     width = BITS[a.dtype]
@@ -73,11 +75,13 @@ def remainder(a, b):
 
 
 def saturating(a, b, subtract):
+    """a + b or a - b, clamped to the range of 32 bits."""
     wide = a.astype(i8) - b if subtract else a.astype(i8) + b
     return np.clip(wide, np.iinfo(a.dtype).min, np.iinfo(a.dtype).max).astype(a.dtype)
 
 
 def popc(a):
+    """How many bits are set."""
     return np.bitwise_count(a).astype(u4)
 
 
@@ -102,6 +106,7 @@ def bfind(a, shiftamt):
 
 
 def brev(a):
+    """The bits in reverse order."""
     width = a.dtype.itemsize
     octets = np.ascontiguousarray(a).view(u1).reshape(-1, width)
     table = np.array([int(f"{i:08b}"[::-1], 2) for i in range(256)], u1)
@@ -114,14 +119,12 @@ def bfe(a, position, length):
     p = np.minimum(position & 255, width).astype(i8)
     n = np.minimum(length & 255, width).astype(i8)
     a, p, n = np.broadcast_arrays(a, p, n)
-    wide = a.view(u8 if width == 64 else u4).astype(u8)
-    field = shl(shr(wide, p.astype(u4)), (64 - n).astype(u4))
-    if a.dtype.kind == "u":
-        return shr(field, (64 - n).astype(u4)).astype(a.dtype)
-    sign = shr(wide, np.minimum(p + n - 1, width - 1).astype(u4)) & u8.type(1)
-    plain = shr(field, (64 - n).astype(u4))
-    filled = plain | np.where(sign == 1, shl(np.full_like(wide, ~u8.type(0)), n.astype(u4)), u8.type(0))
-    return np.where(n == 0, u8.type(0), filled).astype(u8 if width == 64 else u4).view(a.dtype)
+    wide = a.astype(i8 if a.dtype.kind == "i" else u8)  # the bits beyond the register are its sign, or zero
+    inside = np.minimum(n, width - p)  # the part of the field that lies in the register
+    field = shr(shl(wide, (64 - inside - p).astype(u4)), (64 - inside).astype(u4))
+    beyond = wide >> wide.dtype.type(63) if a.dtype.kind == "i" else np.zeros(1, u8)  # wholly outside: all sign
+    result = np.where(inside > 0, field, beyond)
+    return np.where(n == 0, 0, result).astype(a.dtype)
 
 
 def bfi(a, b, position, length):
@@ -136,9 +139,9 @@ def bfi(a, b, position, length):
 def prmt(a, b, selector, mode=""):
     """Pick four bytes out of the eight of b:a, each possibly replaced by its sign."""
     if mode:
-        return _prmt_mode(a, b, selector, mode)
+        selector = np.array(PRMT_MODES[mode], u4)[(selector & 3).astype(i8)]
     a, b, selector = np.broadcast_arrays(a, b, selector)
-    octets = np.concatenate([np.ascontiguousarray(a).view(u1).reshape(-1, 4), np.ascontiguousarray(b).view(u1).reshape(-1, 4)], 1)  # fmt: skip
+    octets = np.concatenate([np.ascontiguousarray(x).view(u1).reshape(-1, 4) for x in (a, b)], 1)
     out = np.empty((len(octets), 4), u1)
     rows = np.arange(len(octets))
     for i in range(4):
@@ -148,13 +151,12 @@ def prmt(a, b, selector, mode=""):
     return out.view(u4).ravel()
 
 
-def _prmt_mode(a, b, selector, mode):
-    table = {
-        "f4e": [0x3210, 0x4321, 0x5432, 0x6543], "b4e": [0x5670, 0x6701, 0x7012, 0x0123],
-        "rc8": [0x0000, 0x1111, 0x2222, 0x3333], "ecl": [0x3210, 0x3211, 0x3222, 0x3333],
-        "ecr": [0x0000, 0x1110, 0x2210, 0x3210], "rc16": [0x1010, 0x3232, 0x1010, 0x3232],
-    }  # fmt: skip
-    return prmt(a, b, np.array(table[mode], u4)[(selector & 3).astype(i8)])
+# prmt's special modes as the selector that does the same, by the low two bits of theirs
+PRMT_MODES = {
+    "f4e": [0x3210, 0x4321, 0x5432, 0x6543], "b4e": [0x5670, 0x6701, 0x7012, 0x0123],
+    "rc8": [0x0000, 0x1111, 0x2222, 0x3333], "ecl": [0x3210, 0x3211, 0x3222, 0x3333],
+    "ecr": [0x0000, 0x1110, 0x2210, 0x3210], "rc16": [0x1010, 0x3232, 0x1010, 0x3232],
+}  # fmt: skip
 
 
 def lop3(a, b, c, table):
@@ -180,12 +182,12 @@ def dot2(a, b, c, a_signed, b_signed, high):
     return ((x * (y[:, 2:] if high else y[:, :2])).sum(1) + c.astype(i8)).astype(u4)
 
 
-# ---- floating point -------------------------------------------------------------------------------------------
-def round_odd(exact, narrow):
+# ---- floating point --------------------------------------------------------------------------------------------------
+def round_odd(exact):
     """float64 -> float32 with the last bit set when inexact: rounding again is then correct (no double rounding)."""
     r = exact.astype(f4)
     wrong = (r.astype(f8) != exact) & np.isfinite(r) & ~np.isnan(exact)
-    if narrow is None or not wrong.any():
+    if not wrong.any():
         return r
     toward = np.where(np.abs(r.astype(f8)) > np.abs(exact), np.nextafter(r, f4.type(0)), r)
     return np.where(wrong, (toward.view(u4) | u4.type(1)).view(f4), r)
@@ -230,6 +232,7 @@ def _two_product(a, b):
 
 
 def _two_sum(a, b):
+    """Knuth: a + b = s + error exactly."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
@@ -302,7 +305,11 @@ def saturate(a):
     return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
 
 
-CANONICAL_NAN = {f4: np.array(0x7FFFFFFF, u4).view(f4), f8: np.array(0x7FF8 << 48, u8).view(f8), f2: np.array(0x7FFF, u2).view(f2)}  # fmt: skip
+CANONICAL_NAN = {
+    f2: np.array(0x7FFF, u2).view(f2),
+    f4: np.array(0x7FFFFFFF, u4).view(f4),
+    f8: np.array(0x7FF8 << 48, u8).view(f8),
+}
 
 
 def _settled(r, zero, where):
@@ -323,11 +330,6 @@ def maximum(a, b):
     return _settled(np.fmax(a, b), 0.0, (a == 0) & (b == 0) & ~(np.signbit(a) & np.signbit(b)))
 
 
-def via64(function, a):
-    """An .approx function: exact here, within a few units in the last place on hardware."""
-    return function(a.astype(f8)).astype(f4)
-
-
 def to_integer(a, mode, dtype):
     """Float to integer with saturation; NaN gives 0, or only the top bit where 64 bits are involved on either side."""
     rounded = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](a.astype(f8))
@@ -342,9 +344,7 @@ def to_integer(a, mode, dtype):
 
 
 def from_integer(a, mode, dtype):
-    """Integer to float; rn is the cast's own rounding, the directed modes correct it."""
-    if dtype == f2:
-        return a.astype(f8).astype(f2)
+    """Integer to float32 or float64; rn is the cast's own rounding, the directed modes correct it."""
     if mode in ("rn", ""):
         return a.astype(dtype)
     if BITS[a.dtype] <= 32:
@@ -368,16 +368,18 @@ def to_half(a, mode="rn"):
 
 
 def bf16_to_float(a):
+    """bf16 bits -> float32."""
     return (a.astype(u4) << u4.type(16)).view(f4)
 
 
 def to_bf16(a, mode="rn"):
-    """float32 (or exact float64) -> bf16 bits, to nearest even unless rz."""
+    """float32 (or exact float64) -> bf16 bits, to nearest even unless the mode is 'rz', 'rm' or 'rp'."""
     if a.dtype == f8:
-        a = round_odd(a, "bf16")
+        a = round_odd(a)
     bits = a.view(u4)
-    if mode == "rz":
-        rounded = bits >> u4.type(16)
+    if mode in ("rz", "rm", "rp"):
+        away = {"rz": False, "rm": a < 0, "rp": a > 0}[mode]  # from zero, where the mode's direction is that
+        rounded = (bits >> u4.type(16)) + (away & ((bits & u4.type(0xFFFF)) != 0))
     else:
         rounded = (bits + u4.type(0x7FFF) + ((bits >> u4.type(16)) & u4.type(1))) >> u4.type(16)
     return np.where(np.isnan(a), u4.type(0x7FFF), rounded).astype(u2)
@@ -399,10 +401,12 @@ def bf16_pairs(a):
 
 
 def pack_halves(a):
+    """The inverse of halves()."""
     return np.ascontiguousarray(a.astype(f2)).view(u4).ravel()
 
 
 def pack_bf16(a):
+    """The inverse of bf16_pairs()."""
     return np.ascontiguousarray(to_bf16(a)).view(u4).ravel()
 
 

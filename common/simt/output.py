@@ -8,7 +8,7 @@ import numpy as np
 from common.simt import memory
 
 if TYPE_CHECKING:
-    from common.simt.scheduler import Group
+    from common.simt.group import Group
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t|L)?([diouxXeEfFgGaAcspn%])")
 

@@ -9,11 +9,12 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from common.simt.errors import SimulatorUnsupported
+from common.simt.errors import SimulatorUnsupported, UnknownForm
 
-TYPE_BYTES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4,
-              "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8,
-              "b128": 16}  # fmt: skip
+TYPE_BYTES = {
+    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4,
+    "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,26 @@ class Not:
     reg: Reg
 
 
+@dataclass(frozen=True)
+class Other:
+    """An operand of a kind that no instruction with a translation has, e.g. a texture's [handle, {coordinates}]."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Other
+
+
 @dataclass
 class Instr:
     """One instruction: `@guard op.mod1.mod2 operands`, and the source position (file, line) it came from."""
 
     op: str
-    mods: tuple[str, ...]
-    args: list
+    mods: tuple[str, ...]  # with '::' spelled '__', e.g. shared__cta
+    args: list  # of Operand
     guard: Reg | Not | None = None
     loc: tuple[int, int] = (0, 0)
     text: str = ""
@@ -82,6 +96,8 @@ class Instr:
 
 @dataclass
 class Label:
+    """A place that branches name."""
+
     name: str
 
 
@@ -98,34 +114,39 @@ class Variable:
 
 @dataclass
 class Function:
+    """A kernel (an entry) or a device function."""
+
     name: str
     is_entry: bool
     params: list[Variable] = field(default_factory=list)
     returns: list[Variable] = field(default_factory=list)
-    regs: dict[str, str] = field(default_factory=dict)  # name -> type
+    regs: dict[str, str] = field(default_factory=dict)  # name -> type; '%r<>' for the family %r0, %r1, ...
     variables: dict[str, Variable] = field(default_factory=dict)  # shared and local
-    body: list = field(default_factory=list)  # Instr and Label
+    body: list = field(default_factory=list)  # of Instr and Label
     targets: dict[str, list[str]] = field(default_factory=dict)  # brx.idx tables
     max_threads: int | None = None
 
 
 @dataclass
 class Module:
+    """A parsed PTX module."""
+
     functions: dict[str, Function]
     variables: dict[str, Variable]
-    files: dict[int, str]
 
 
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(global|const|shared|local|param)\s+(?:\.attribute\([^)]*\)\s*)?"
-    r"(?:\.align\s+(\d+)\s+)?\.(?:v([24])\s+\.)?(\w+)\s+(?:\.ptr[^%\w$]*(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?([\w$%]+)((?:\[\d*\])*)"
+    r"(?:\.align\s+(\d+)\s+)?\.(?:v([24])\s+\.)?(\w+)\s+"
+    r"(?:\.ptr[^%\w$]*(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?([\w$%]+)((?:\[\d*\])*)"
     r"(?:\s*=\s*(.*))?$",
     re.S,
 )
 _NUMBER = re.compile(r"^-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
 
 
-def parse_number(text: str) -> int | float:
+def _number(text: str) -> int | float:
+    """A literal: decimal, hexadecimal, binary, or a float as the hexadecimal of its bits (0f3F800000)."""
     if text[:2] in ("0f", "0F"):
         return struct.unpack("<f", int(text[2:], 16).to_bytes(4, "little"))[0]
     if text[:2] in ("0d", "0D"):
@@ -157,8 +178,7 @@ def _initial(text: str, element: int) -> list:
     for i, item in enumerate(items):
         while item.startswith("{"):
             item = item[1:-1].strip()
-        masked = re.match(r"0xFF(0*)\((.*)\)$", item)  # one byte of an address: 0xFF00(symbol)
-        if masked:
+        if re.match(r"0xFF0*\(.*\)$", item):  # one byte of an address: 0xFF00(symbol)
             raise SimulatorUnsupported("an initialiser that stores an address byte by byte")
         generic = re.match(r"generic\((.*)\)(?:\s*\+\s*(\d+))?$", item)
         if generic:
@@ -167,7 +187,7 @@ def _initial(text: str, element: int) -> list:
             name, _, addend = item.partition("+")
             pieces.append((i * element, (name.strip(), int(addend or 0))))
         else:
-            value = parse_number(item)
+            value = _number(item)
             if isinstance(value, float):
                 data = struct.pack("<f" if element == 4 else "<d", value)
             else:
@@ -195,11 +215,12 @@ class _BodyParser:
 
     def __init__(self, function: Function):
         self.f = function
-        self.scopes: list[dict[str, str]] = [{}]
+        self.scopes: list[dict[str, str]] = [{}]  # innermost last: name in the text -> unique name
         self.counter = 0
-        self.loc = (0, 0)
+        self.loc = (0, 0)  # of the last .loc line: file, line
 
     def name(self, text: str) -> str:
+        """The unique name of what a name means in this scope."""
         for scope in reversed(self.scopes):
             if text in scope:
                 return scope[text]
@@ -215,6 +236,7 @@ class _BodyParser:
         return renamed
 
     def statement(self, text: str) -> None:
+        """Parse one statement (without its ';') and the labels before it."""
         while match := re.match(r"^([\w$]+):(?!:)\s*", text):
             label, text = match[1], text[match.end() :]
             table = re.match(r"^\.branchtargets\s+(.*)$", text, re.S)
@@ -231,13 +253,14 @@ class _BodyParser:
             variable.name = self.declare(variable.name)
             self.f.variables[variable.name] = variable
         elif text.startswith("."):
-            if text.startswith(".callprototype") or ".callprototype" in text:
+            if ".callprototype" in text:
                 raise SimulatorUnsupported("indirect function calls")
             # .pragma and the like only steer ptxas
         else:
             self.instruction(text)
 
     def registers(self, text: str) -> None:
+        """A .reg declaration."""
         match = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", text, re.S)
         if not match:
             raise SimulatorUnsupported(f"this register declaration: {text}")
@@ -252,45 +275,52 @@ class _BodyParser:
             else:
                 self.f.regs[self.declare(name)] = match[1]
 
-    def operand(self, text: str):
+    def operand(self, text: str) -> Operand:
+        """One operand. What no translated instruction takes becomes an Other."""
         text = text.strip()
         if text[0] == "{":
             return Vec(tuple(self.operand(t) for t in _split(text[1:-1])))
         if text[0] == "[":
             inner = text[1:-1].strip()
-            if "," in inner:  # [tensorMap, {coordinates}] and the like
-                raise SimulatorUnsupported(f"the address {text}")
+            if "," in inner:
+                return Other(text)
             match = re.match(r"^([^+\s]+)\s*\+\s*(-?\w+)$", inner)
             base, offset = (match[1], int(match[2], 0)) if match else (inner, 0)
             value = self.operand(base)
             if isinstance(value, Sym):
                 return Mem(Sym(value.name), value.offset + offset)
-            return Mem(value, offset)
+            return Mem(value, offset) if isinstance(value, Reg | Imm) else Other(text)
         if text[0] == "(":
             return Vec(tuple(self.operand(t) for t in _split(text[1:-1])))
         if text[0] == "!":
             return Not(Reg(self.name(text[1:].strip())))
         if "|" in text:
-            first, second = text.split("|")
-            return Pair(self.operand(first), self.operand(second))
+            first, second = (Reg(self.name(part.strip())) for part in text.split("|"))
+            return Pair(first, second)
         if text[0] == "%" or self.name(text) in self.f.regs or text == "_":
             return Reg(self.name(text))
         if re.match(r"^-?[\d]", text):
-            return Imm(parse_number(text))
-        if text in ("WARP_SZ",):
+            return Imm(_number(text))
+        if text == "WARP_SZ":
             return Imm(32)
         match = re.match(r"^([\w$.]+)\s*\+\s*(\d+)$", text)
         return Sym(self.name(match[1]), int(match[2])) if match else Sym(self.name(text))
 
     def instruction(self, text: str) -> None:
-        guard = None
+        """`@guard op.mods operands`"""
+        guard: Reg | Not | None = None
         if text[0] == "@":
-            pred, text = text[1:].split(None, 1)
-            guard = self.operand(pred)
+            name, text = text[1:].split(None, 1)
+            register = Reg(self.name(name.lstrip("!")))
+            guard = Not(register) if name[0] == "!" else register
         head, _, rest = text.partition(" ") if " " in text else text.partition("\t")
         head = head.strip()
         parts = head.replace("::", "__").split(".")
-        args = [self.operand(t) for t in _split(rest.strip())] if rest.strip() else []
+        try:
+            args = [self.operand(t) for t in _split(rest.strip())] if rest.strip() else []
+        except SimulatorUnsupported:  # the translator names it, if a kernel that is used contains it
+            self.f.body.append(Instr("unreadable", (), [], guard, self.loc, text))
+            return
         self.f.body.append(Instr(parts[0], tuple(parts[1:]), args, guard, self.loc, text))
 
 
@@ -303,6 +333,7 @@ _LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+
 
 
 def _parse_body(function: Function, body: str) -> None:
+    """Cut the text between a function's braces into statements and parse each."""
     parser = _BodyParser(function)
     pending = ""  # text of the statement under construction
     depth = 0  # of vector braces inside it
@@ -338,6 +369,7 @@ def _in_statement(pending: str) -> bool:
 
 
 def _matching_brace(text: str, start: int) -> int:
+    """Where the brace that opens at `start` closes."""
     depth = 0
     for i in range(start, len(text)):
         if text[i] == "{":
@@ -353,6 +385,7 @@ _HEAD = re.compile(r"((?:\.(?:visible|weak|extern)\s+)*)\.(entry|func)\b")
 
 
 def _function(header: str, body: str | None) -> Function:
+    """A function from the text before its brace and the text inside (None for a mere declaration)."""
     match = _HEAD.match(header.strip())
     assert match
     rest = header.strip()[match.end() :].strip()
@@ -376,11 +409,10 @@ def _function(header: str, body: str | None) -> Function:
 
 def parse(text: str) -> Module:
     """Parse a whole PTX module. Raises SimulatorUnsupported for a construct it does not know."""
-    files = {int(n): path for n, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
     text = re.sub(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", "", text, flags=re.S | re.M)
     text = re.sub(r"^\s*\.(file|version|target|address_size)\b[^\n]*", "", text, flags=re.M)
     text = _strip_comments(text)
-    module = Module({}, {}, files)
+    module = Module({}, {})
     position = 0
     while match := re.compile(r"\S").search(text, position):
         position = match.start()
@@ -406,12 +438,12 @@ def parse(text: str) -> Module:
 
 
 def register_type(function: Function, name: str) -> str:
-    """The declared PTX type of a register, e.g. 'f32' for %f7 after `.reg .f32 %f<9>`."""
+    """The declared PTX type of a register, e.g. 'f32' for %f7 after `.reg .f32 %f<9>`. Raises UnknownForm."""
     known = function.regs.get(name)
     if known is None:
         family = re.match(r"^(.*?)\d+$", name)
         known = function.regs.get(f"{family[1]}<>") if family else None
         if known is None:
-            raise SimulatorUnsupported(f"the register {name}")
+            raise UnknownForm(f"the register {name}")
         function.regs[name] = known
     return known

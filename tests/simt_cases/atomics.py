@@ -89,18 +89,20 @@ __device__ void update(Slots& t, int x, unsigned id, unsigned* tickets, unsigned
 
 __global__ void init(Slots* t) { start(*t); }
 
-__global__ void atomics_global(Slots* t, const int* x, unsigned* tickets, unsigned* olds, unsigned long long* wide_olds, int n)
+__global__ void atomics_global(Slots* t, const int* x, unsigned* tickets, unsigned* olds, unsigned long long* wide,
+                               int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) update(*t, x[i], i, &tickets[i], &olds[i], &wide_olds[i]);
+    if (i < n) update(*t, x[i], i, &tickets[i], &olds[i], &wide[i]);
 }
 
-__global__ void atomics_shared(Slots* out, const int* x, unsigned* tickets, unsigned* olds, unsigned long long* wide_olds, int n)
+__global__ void atomics_shared(Slots* out, const int* x, unsigned* tickets, unsigned* olds, unsigned long long* wide,
+                               int n)
 {
     __shared__ Slots t;
     if (threadIdx.x == 0) start(t);
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) update(t, x[i], i, &tickets[i], &olds[i], &wide_olds[i]);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) update(t, x[i], i, &tickets[i], &olds[i], &wide[i]);
     __syncthreads();
     if (threadIdx.x == 0) *out = t;
 }
@@ -381,11 +383,32 @@ def reference_atomic_ref(size: int) -> Arrays:
 
 
 CASES = [
-    Case("atomics_all", ATOMICS, ("init", "atomics_global", "atomics_shared"), inputs_atomics, launch_atomics,
-         reference_atomics, (1, 31, 33, 500)),
+    Case(
+        "atomics_all",
+        ATOMICS,
+        ("init", "atomics_global", "atomics_shared"),
+        inputs_atomics,
+        launch_atomics,
+        reference_atomics,
+        (1, 31, 33, 500),
+    ),
     Case("spin_lock", LOCK, ("count_locked", "append_locked"), nothing, launch_lock, reference_lock, (1, 33, 150)),
-    Case("block_flags", FLAGS, ("chain<-1>", "chain<1>", "sum_last_block"), inputs_flags, launch_flags,
-         reference_flags, (1, 31, 100)),
-    Case("atomic_ref", ATOMIC_REF, ("with_atomic_ref", "publish"), nothing, launch_atomic_ref, reference_atomic_ref,
-         (1, 33, 500)),
-]  # fmt: skip
+    Case(
+        "block_flags",
+        FLAGS,
+        ("chain<-1>", "chain<1>", "sum_last_block"),
+        inputs_flags,
+        launch_flags,
+        reference_flags,
+        (1, 31, 100),
+    ),
+    Case(
+        "atomic_ref",
+        ATOMIC_REF,
+        ("with_atomic_ref", "publish"),
+        nothing,
+        launch_atomic_ref,
+        reference_atomic_ref,
+        (1, 33, 500),
+    ),
+]

@@ -182,9 +182,14 @@ def reference_blocks(size: int, x: np.ndarray) -> Arrays:
 
 
 CASES = [
-    Case("barriers", BARRIERS,
-         ("exit_before_barrier", "exit_in_loop", "counting_barriers", "producer_consumer", "two_sites"),
-         inputs_ints, launch_barriers, reference_barriers, (1, 33, 1000)),
-    Case("block_sizes", BLOCKS, ("bounded", "ragged_scan"), inputs_ints, launch_blocks, reference_blocks,
-         (1, 33, 500)),
-]  # fmt: skip
+    Case(
+        "barriers",
+        BARRIERS,
+        ("exit_before_barrier", "exit_in_loop", "counting_barriers", "producer_consumer", "two_sites"),
+        inputs_ints,
+        launch_barriers,
+        reference_barriers,
+        (1, 33, 1000),
+    ),
+    Case("block_sizes", BLOCKS, ("bounded", "ragged_scan"), inputs_ints, launch_blocks, reference_blocks, (1, 33, 500)),
+]

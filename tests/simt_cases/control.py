@@ -299,9 +299,17 @@ def reference_printf(size: int, x: np.ndarray) -> Arrays:
 
 
 CASES = [
-    Case("calls_and_switch", CALLS, ("calls", "interpreter"), inputs_calls, launch_calls, reference_calls,
-         (1, 33, 1000)),
-    Case("divergent_loops", DIVERGE, ("nested_loops", "collatz"), inputs_ints, launch_diverge, reference_diverge,
-         (1, 33, 2000)),
+    Case(
+        "calls_and_switch", CALLS, ("calls", "interpreter"), inputs_calls, launch_calls, reference_calls, (1, 33, 1000)
+    ),
+    Case(
+        "divergent_loops",
+        DIVERGE,
+        ("nested_loops", "collatz"),
+        inputs_ints,
+        launch_diverge,
+        reference_diverge,
+        (1, 33, 2000),
+    ),
     Case("device_printf", PRINTF, ("hello",), inputs_printf, launch_printf, reference_printf, (1, 33)),
-]  # fmt: skip
+]

@@ -6,7 +6,7 @@ import numpy as np
 
 from .harness import Arrays, Case, Runner, Size, blocks_for
 
-RAGGED: tuple[Size, ...] = (1, 31, 33, 1000, 20_000)
+RAGGED: tuple[Size, ...] = (1, 31, 33, 1000, 100_000)
 
 
 def two_vectors(size: int, rng: np.random.Generator) -> Arrays:
@@ -302,23 +302,41 @@ def nothing(size: Size, rng: np.random.Generator) -> Arrays:
 
 CASES = [
     Case("saxpy", SAXPY, ("saxpy",), two_vectors, launch_saxpy, reference_saxpy, RAGGED),
+    Case("grid_stride", GRID_STRIDE, ("scale_add",), two_vectors, launch_grid_stride, reference_grid_stride, RAGGED),
     Case(
-        "grid_stride", GRID_STRIDE, ("scale_add",), two_vectors, launch_grid_stride, reference_grid_stride, RAGGED
-    ),
-    Case(
-        "templates", TEMPLATES, TEMPLATE_NAMES, inputs_templates, launch_templates, reference_templates,
+        "templates",
+        TEMPLATES,
+        TEMPLATE_NAMES,
+        inputs_templates,
+        launch_templates,
+        reference_templates,
         (1, 31, 33, 2000),
     ),
     Case(
-        "struct_parameters", STRUCTS, ("move_particles",), inputs_structs, launch_structs, reference_structs,
+        "struct_parameters",
+        STRUCTS,
+        ("move_particles",),
+        inputs_structs,
+        launch_structs,
+        reference_structs,
         (1, 33, 1000),
     ),
     Case(
-        "mandelbrot", MANDELBROT, ("mandelbrot",), nothing, launch_mandelbrot, reference_mandelbrot,
-        ((1, 1), (31, 9), (90, 61)),
+        "mandelbrot",
+        MANDELBROT,
+        ("mandelbrot",),
+        nothing,
+        launch_mandelbrot,
+        reference_mandelbrot,
+        ((1, 1), (31, 9), (90, 61), (240, 180)),
     ),
     Case(
-        "monte_carlo_pi", MONTE_CARLO, ("pi_hits",), nothing, launch_monte_carlo, reference_monte_carlo,
-        (1, 33, 5000),
+        "monte_carlo_pi",
+        MONTE_CARLO,
+        ("pi_hits",),
+        nothing,
+        launch_monte_carlo,
+        reference_monte_carlo,
+        (1, 33, 5000, 40_000),
     ),
-]  # fmt: skip
+]

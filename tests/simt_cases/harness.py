@@ -77,18 +77,14 @@ class DeviceArray:
 
 
 def include_paths() -> list[str]:
-    """The toolkit's header folders: wheels or an installed toolkit, whichever cuda.pathfinder finds."""
+    """The toolkit's header folders: wheels first, then an installed toolkit, which has what wheels may lack."""
     from cuda import pathfinder
 
     found = [pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
-    paths = [str(path) for path in found if path]
-    if not paths:
-        root = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
-        paths = [str(root)]
-    extra = Path(paths[0]) / "cccl"
-    if extra.is_dir() and str(extra) not in paths:
-        paths.append(str(extra))
-    return paths
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    candidates = [Path(path) for path in found if path] + [toolkit]
+    paths = [folder for path in candidates for folder in (path, path / "cccl") if folder.is_dir()]
+    return list(dict.fromkeys(map(str, paths)))
 
 
 class Runner:

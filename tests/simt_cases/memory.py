@@ -40,7 +40,13 @@ def inputs_vectors(size: int, rng: np.random.Generator) -> Arrays:
 
 
 def launch_vectors(gpu: Runner, size: int, **arrays: np.ndarray) -> Arrays:
-    kinds = {"f4": (4, np.float32), "i2": (2, np.int32), "d2": (2, np.float64), "c4": (4, np.int8), "u4": (4, np.uint16)}
+    kinds = {
+        "f4": (4, np.float32),
+        "i2": (2, np.int32),
+        "d2": (2, np.float64),
+        "c4": (4, np.int8),
+        "u4": (4, np.uint16),
+    }
     out = {key: gpu.empty((size, width), dtype) for key, (width, dtype) in kinds.items()}
     inputs = [gpu.to_device(a) for a in arrays.values()]
     gpu.launch("vectors", blocks_for(size, 96), 96, *inputs, *out.values(), np.int32(size))
@@ -262,8 +268,22 @@ def reference_globals(size: int) -> Arrays:
 CASES = [
     Case("vector_types", VECTORS, ("vectors",), inputs_vectors, launch_vectors, reference_vectors, (1, 33, 1000)),
     Case("bytes_shorts_bools", BYTES, ("bytes",), inputs_bytes, launch_bytes, reference_bytes, (1, 31, 33, 2000)),
-    Case("shared_memory", SHARED, ("shared_types", "shared_dynamic"), inputs_shared, launch_shared, reference_shared,
-         (1, 33, 5000)),
-    Case("device_variables", GLOBALS, ("read_globals", "write_globals", "reset_globals"), nothing_but_size,
-         launch_globals, reference_globals, (1, 33, 500)),
-]  # fmt: skip
+    Case(
+        "shared_memory",
+        SHARED,
+        ("shared_types", "shared_dynamic"),
+        inputs_shared,
+        launch_shared,
+        reference_shared,
+        (1, 33, 5000),
+    ),
+    Case(
+        "device_variables",
+        GLOBALS,
+        ("read_globals", "write_globals", "reset_globals"),
+        nothing_but_size,
+        launch_globals,
+        reference_globals,
+        (1, 33, 500),
+    ),
+]

@@ -189,8 +189,22 @@ def reference_local(size: int, x: np.ndarray) -> Arrays:
 
 
 CASES = [
-    Case("pointers", POINTERS, ("sum_rows", "generic", "link", "walk"), inputs_pointers, launch_pointers,
-         reference_pointers, (1, 33, 300)),
-    Case("local_arrays", LOCAL, ("sort_windows", "reverse_digits"), inputs_local, launch_local, reference_local,
-         (1, 33, 500)),
-]  # fmt: skip
+    Case(
+        "pointers",
+        POINTERS,
+        ("sum_rows", "generic", "link", "walk"),
+        inputs_pointers,
+        launch_pointers,
+        reference_pointers,
+        (1, 33, 300),
+    ),
+    Case(
+        "local_arrays",
+        LOCAL,
+        ("sort_windows", "reverse_digits"),
+        inputs_local,
+        launch_local,
+        reference_local,
+        (1, 33, 500),
+    ),
+]

@@ -163,21 +163,41 @@ def reference_quantize(size, weights: np.ndarray, x: np.ndarray, bias: np.ndarra
     signed = qw.astype(np.int64) @ qx.astype(np.int64)
     unsigned = qw.view(np.uint8).astype(np.int64) @ qx.view(np.uint8).astype(np.int64)
     sums = np.stack([signed, unsigned], axis=1).astype(np.int32)
-    return {"qw": qw, "qx": qx, "sums": sums, "out": (signed * np.float64(np.float32(1 / 2500)) + bias).astype(np.float32)}
+    return {
+        "qw": qw,
+        "qx": qx,
+        "sums": sums,
+        "out": (signed * np.float64(np.float32(1 / 2500)) + bias).astype(np.float32),
+    }
 
 
 CASES = [
     Case(
-        "half2_axpy", HALF2, ("half2_axpy", "half_mixed"), inputs_half2, launch_half2, reference_half2,
+        "half2_axpy",
+        HALF2,
+        ("half2_axpy", "half_mixed"),
+        inputs_half2,
+        launch_half2,
+        reference_half2,
         (1, 31, 33, 3000),
     ),
     Case(
-        "bf16_axpy", BF16, ("bf16_axpy", "bf162_axpy"), inputs_bf16, launch_bf16, reference_bf16,
+        "bf16_axpy",
+        BF16,
+        ("bf16_axpy", "bf162_axpy"),
+        inputs_bf16,
+        launch_bf16,
+        reference_bf16,
         (1, 31, 33, 3000),
     ),
     Case(
-        "quantize_dp4a", QUANTIZE, ("quantize_int8", "dot_dp4a"), inputs_quantize, launch_quantize,
-        reference_quantize, ((1, 4), (33, 32), (300, 64)),
+        "quantize_dp4a",
+        QUANTIZE,
+        ("quantize_int8", "dot_dp4a"),
+        inputs_quantize,
+        launch_quantize,
+        reference_quantize,
+        ((1, 4), (33, 32), (300, 64)),
         tolerance={"out": Tol(1e-6, 1e-6)},
     ),
-]  # fmt: skip
+]

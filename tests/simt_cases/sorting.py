@@ -197,10 +197,31 @@ def reference_radix(size: int, keys: np.ndarray) -> Arrays:
 
 
 CASES = [
-    Case("histogram", HISTOGRAM, ("histogram",), inputs_histogram, launch_histogram, reference_histogram,
-         (1, 31, 33, 20_000)),
-    Case("bitonic_sort", BITONIC, ("bitonic_shared", "bitonic_global"), inputs_bitonic, launch_bitonic,
-         reference_bitonic, (1, 33, 513, 3000)),
-    Case("radix_pass", RADIX, ("radix_count", "radix_scan", "radix_scatter"), inputs_radix, launch_radix,
-         reference_radix, (1, 31, 33, 5000)),
-]  # fmt: skip
+    Case(
+        "histogram",
+        HISTOGRAM,
+        ("histogram",),
+        inputs_histogram,
+        launch_histogram,
+        reference_histogram,
+        (1, 31, 33, 20_000),
+    ),
+    Case(
+        "bitonic_sort",
+        BITONIC,
+        ("bitonic_shared", "bitonic_global"),
+        inputs_bitonic,
+        launch_bitonic,
+        reference_bitonic,
+        (1, 33, 513, 3000),
+    ),
+    Case(
+        "radix_pass",
+        RADIX,
+        ("radix_count", "radix_scan", "radix_scatter"),
+        inputs_radix,
+        launch_radix,
+        reference_radix,
+        (1, 31, 33, 5000),
+    ),
+]

@@ -93,7 +93,9 @@ def launch_wmma(gpu: Runner, size: tuple[int, int, int], a, b, c, ia, ib, ic) ->
         gpu.launch(f"wmma_{name}", grid, 32, gpu.to_device(x), gpu.to_device(y), dz, *shape)
         out[name] = gpu.to_host(dz)
     ct = gpu.empty((n, m), np.float32)
-    gpu.launch("wmma_shared", grid, 32, gpu.to_device(a), gpu.to_device(np.ascontiguousarray(b.T)), ct, np.int32(m), *shape)
+    gpu.launch(
+        "wmma_shared", grid, 32, gpu.to_device(a), gpu.to_device(np.ascontiguousarray(b.T)), ct, np.int32(m), *shape
+    )
     return out | {"shared": gpu.to_host(ct)}
 
 
@@ -297,10 +299,27 @@ def reference_cp_async(size: int, x: np.ndarray) -> Arrays:
 TENSOR = Tol(1e-5, 2e-4, "tensor cores add products in their own order and truncate when they align them")
 
 CASES = [
-    Case("wmma", WMMA, WMMA_NAMES, inputs_wmma, launch_wmma, reference_wmma, ((16, 16, 16), (32, 48, 64)),
-         {"f16_f32": TENSOR, "bf16_f32": TENSOR, "shared": TENSOR},
-         gpu={"f16_f32": TENSOR, "bf16_f32": TENSOR, "shared": TENSOR}),
-    Case("mma_ldmatrix", MMA, ("mma_f16", "mma_bf16", "ldmatrix_layout"), inputs_mma, launch_mma, reference_mma,
-         ((16, 8, 16), (48, 24, 64)), {"f16": TENSOR, "bf16": TENSOR}, gpu={"f16": TENSOR, "bf16": TENSOR}),
+    Case(
+        "wmma",
+        WMMA,
+        WMMA_NAMES,
+        inputs_wmma,
+        launch_wmma,
+        reference_wmma,
+        ((16, 16, 16), (32, 48, 64)),
+        {"f16_f32": TENSOR, "bf16_f32": TENSOR, "shared": TENSOR},
+        gpu={"f16_f32": TENSOR, "bf16_f32": TENSOR, "shared": TENSOR},
+    ),
+    Case(
+        "mma_ldmatrix",
+        MMA,
+        ("mma_f16", "mma_bf16", "ldmatrix_layout"),
+        inputs_mma,
+        launch_mma,
+        reference_mma,
+        ((16, 8, 16), (48, 24, 64)),
+        {"f16": TENSOR, "bf16": TENSOR},
+        gpu={"f16": TENSOR, "bf16": TENSOR},
+    ),
     Case("cp_async", CP_ASYNC, CP_NAMES, inputs_cp_async, launch_cp_async, reference_cp_async, (1, 31, 65, 1000)),
-]  # fmt: skip
+]

@@ -165,8 +165,22 @@ def reference_votes(size: int, x: np.ndarray) -> Arrays:
 
 
 CASES = [
-    Case("warp_shuffles", SHUFFLE, ("shuffles", "shuffle_in_branch"), inputs_warp, launch_shuffle, reference_shuffle,
-         (1, 31, 33, 1000)),
-    Case("warp_votes", VOTES, ("votes", "vote_after_exit"), inputs_warp, launch_votes, reference_votes,
-         (1, 31, 33, 1000)),
-]  # fmt: skip
+    Case(
+        "warp_shuffles",
+        SHUFFLE,
+        ("shuffles", "shuffle_in_branch"),
+        inputs_warp,
+        launch_shuffle,
+        reference_shuffle,
+        (1, 31, 33, 40_000),
+    ),
+    Case(
+        "warp_votes",
+        VOTES,
+        ("votes", "vote_after_exit"),
+        inputs_warp,
+        launch_votes,
+        reference_votes,
+        (1, 31, 33, 40_000),
+    ),
+]

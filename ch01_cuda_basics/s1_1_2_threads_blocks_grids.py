@@ -1,0 +1,310 @@
+# %%
+"""1.1.2 核心计算单元：线程、块与网格 — Threads, blocks and grids
+
+本节让每个线程写下自己是谁（网格中的序号、块、块内序号、线程束、束内位置），再用二维网格处理一幅边缘不整齐的图像。
+Every thread writes who it is, in one, two and three dimensions; then a 2D grid turns an image gray.
+
+要点
+  块内线程先按 x、再按 y、再按 z 编号；相邻的 32 个线程组成一个线程束（warp），束内位置叫 lane。
+  二维、三维只是编号方式：x 对应数组的最后一维，这样一个线程束访问连续的内存。
+  图像的宽和高很少是块的整数倍，右边和下边多出来的线程要用条件拦住。
+Key idea
+  A thread knows its place from blockIdx, threadIdx and blockDim. Let x run along the last axis of the array, so that
+  the 32 threads of a warp touch neighbouring memory, and guard every dimension.
+
+Run:      ./run 1.1.2     or     python ch01_cuda_basics/s1_1_2_threads_blocks_grids.py [--size N] [--plot]
+Look at:  the picture of the warps in a small 2D grid; the number of a thread against the index of its element;
+          on a GPU, what the shape of the block does to the speed of one and the same kernel.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from common import gpu, timing
+from common.cli import UsageError, header, not_run, parser, run_main
+
+# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+from common.report import save_figure, table
+from common.results import Row, show
+from common.verify import check, checks_table
+
+NEEDS = ()
+
+# %% The kernels
+KERNEL = r"""
+struct Who { int global, block, thread, warp, lane; };
+
+// A block numbers its threads x first, then y, then z, and a grid its blocks in the same way. 32 neighbours in the
+// numbering of the block are a warp. The lane is asked of the hardware: it is what the arithmetic says, thread % 32.
+__device__ Who who_am_i()
+{
+    Who me;
+    me.thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    me.block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    me.global = me.block * (blockDim.x * blockDim.y * blockDim.z) + me.thread;
+    me.warp = me.thread / 32;
+    asm("mov.u32 %0, %%laneid;" : "=r"(me.lane));
+    return me;
+}
+
+extern "C" __global__ void who_1d(Who* out, int width)
+{
+    const int x = blockIdx.x * blockDim.x + threadIdx.x;
+    if (x < width) out[x] = who_am_i();
+}
+
+extern "C" __global__ void who_2d(Who* out, int width, int height)
+{
+    const int x = blockIdx.x * blockDim.x + threadIdx.x;
+    const int y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x < width && y < height) out[(long long)y * width + x] = who_am_i();
+}
+
+extern "C" __global__ void who_3d(Who* out, int width, int height, int depth)
+{
+    const int x = blockIdx.x * blockDim.x + threadIdx.x;
+    const int y = blockIdx.y * blockDim.y + threadIdx.y;
+    const int z = blockIdx.z * blockDim.z + threadIdx.z;
+    if (x < width && y < height && z < depth) out[((long long)z * height + y) * width + x] = who_am_i();
+}
+
+// One thread for each pixel: 0.299 R + 0.587 G + 0.114 B in fixed point, where the weights 77, 150 and 29 make 256.
+extern "C" __global__ void gray(const unsigned char* __restrict__ rgb, unsigned char* __restrict__ out,
+                                int width, int height)
+{
+    const int x = blockIdx.x * blockDim.x + threadIdx.x;
+    const int y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x >= width || y >= height) return;
+    const long long i = (long long)y * width + x;
+    out[i] = (77 * rgb[3 * i] + 150 * rgb[3 * i + 1] + 29 * rgb[3 * i + 2] + 128) >> 8;
+}
+
+// The version to ship. No pixel needs another one, so the image is one long row: a grid-stride loop in which a
+// thread takes four pixels with three loads of 4 bytes and one store of 4. Memory holds, from the lowest byte up,
+//     a: R0 G0 B0 R1    b: G1 B1 R2 G2    c: B2 R3 G3 B3
+// and __dp4a multiplies four bytes with four weights, of which the fourth is 0, and adds them up.
+extern "C" __global__ void gray_by_4(const unsigned char* __restrict__ rgb, unsigned char* __restrict__ out,
+                                     long long pixels)
+{
+    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    const bool aligned = ((unsigned long long)rgb | (unsigned long long)out) % 4 == 0;
+    const long long groups = aligned ? pixels / 4 : 0;
+    const unsigned weights = 77 | 150 << 8 | 29 << 16;
+
+    const unsigned* words = reinterpret_cast<const unsigned*>(rgb);
+    for (long long g = first; g < groups; g += stride) {
+        const unsigned a = words[3 * g], b = words[3 * g + 1], c = words[3 * g + 2];
+        const unsigned p0 = __dp4a(a, weights, 128u) >> 8;
+        const unsigned p1 = __dp4a(__byte_perm(a, b, 0x6543), weights, 128u) >> 8;  // bytes 3 to 6 of a and b
+        const unsigned p2 = __dp4a(__byte_perm(b, c, 0x5432), weights, 128u) >> 8;
+        const unsigned p3 = __dp4a(c >> 8, weights, 128u) >> 8;
+        reinterpret_cast<unsigned*>(out)[g] = p0 | p1 << 8 | p2 << 16 | p3 << 24;
+    }
+    for (long long i = 4 * groups + first; i < pixels; i += stride)
+        out[i] = (77 * rgb[3 * i] + 150 * rgb[3 * i + 1] + 29 * rgb[3 * i + 2] + 128) >> 8;
+}
+"""
+WHO = ("thread in grid", "block", "thread in block", "warp", "lane")  # the members of Who
+
+
+# %% The references
+def reference_who(shape, block):
+    """What the threads should write: int32, shape + (5,), last axis as in WHO. `block` has x first."""
+    depth, height, width = (1, 1, *shape)[-3:]
+    bx, by, bz = (*block, 1, 1)[:3]
+    z, y, x = np.indices((depth, height, width))
+    blocks_x, blocks_y = -(-width // bx), -(-height // by)
+    block_in_grid = (z // bz * blocks_y + y // by) * blocks_x + x // bx
+    thread = (z % bz * by + y % by) * bx + x % bx
+    number = block_in_grid * (bx * by * bz) + thread
+    who = np.stack([number, block_in_grid, thread, thread // 32, thread % 32], axis=-1)
+    return who.astype(np.int32).reshape(*shape, len(WHO))
+
+
+def reference_gray(rgb):
+    """uint8 (height, width, 3) to uint8 (height, width), with the weights in 8-bit fixed point."""
+    red, green, blue = np.moveaxis(rgb.astype(np.int64), -1, 0)
+    return ((77 * red + 150 * green + 29 * blue + 128) // 256).astype(np.uint8)
+
+
+# %% The launches
+@functools.cache
+def compiled():
+    """KERNEL, compiled once for the current device."""
+    return Program(KERNEL, "c++", ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")).compile("cubin")
+
+
+def grid_for(extent, block):
+    """Blocks that cover `extent` elements in each dimension, x first: rounded up."""
+    return tuple(-(-elements // threads) for elements, threads in zip(extent, block, strict=True))
+
+
+def open_stream():
+    """A stream on device 0, which becomes the current device."""
+    device = Device(0)
+    device.set_current()
+    return device.create_stream()
+
+
+def to_host(buffer, shape, dtype, stream):
+    """A buffer's content as a NumPy array; waits for all that the stream did."""
+    out = np.empty(shape, dtype)
+    buffer.copy_to(Buffer.from_handle(out.ctypes.data, out.nbytes, owner=out), stream=stream)
+    stream.sync()
+    return out
+
+
+def who(shape, block):
+    """Who handles each element of an array of 1, 2 or 3 dimensions: int32, shape + (5,), last axis as in WHO.
+
+    `block` has x first. ValueError if the two make no sense, CUDAError for a block that the GPU refuses.
+    """
+    if not 1 <= len(shape) <= 3 or len(block) != len(shape) or min(*shape, *block) < 1:
+        raise ValueError(f"expected 1 to 3 positive extents and as many in the block, got {shape} and {block}")
+    stream = open_stream()
+    d_out = stream.device.allocate(4 * len(WHO) * math.prod(shape), stream=stream)
+    extent = shape[::-1]  # x runs along the last axis
+    config = LaunchConfig(grid=grid_for(extent, block), block=block)
+    launch(stream, config, compiled().get_kernel(f"who_{len(shape)}d"), d_out, *map(np.int32, extent))
+    return to_host(d_out, (*shape, len(WHO)), np.int32, stream)
+
+
+def image_on_device(rgb, stream):
+    """The image in device memory, and memory for one byte per pixel. ValueError unless uint8, (height, width, 3)."""
+    if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.size == 0:
+        raise ValueError(f"expected a uint8 image of shape (height, width, 3), got {rgb.dtype} {rgb.shape}")
+    rgb = np.ascontiguousarray(rgb)
+    d_rgb = stream.device.allocate(rgb.nbytes, stream=stream)
+    d_rgb.copy_from(Buffer.from_handle(rgb.ctypes.data, rgb.nbytes, owner=rgb), stream=stream)
+    return d_rgb, stream.device.allocate(rgb.nbytes // 3, stream=stream)
+
+
+def gray(rgb, block=(32, 8)):
+    """One thread for each pixel. A block 32 wide has one warp in each of its rows."""
+    stream = open_stream()
+    d_rgb, d_out = image_on_device(rgb, stream)
+    height, width, _ = rgb.shape
+    config = LaunchConfig(grid=grid_for((width, height), block), block=block)
+    launch(stream, config, compiled().get_kernel("gray"), d_rgb, d_out, np.int32(width), np.int32(height))
+    return to_host(d_out, (height, width), np.uint8, stream)
+
+
+def gray_by_4(rgb):
+    """One thread for four pixels, and the image as one row."""
+    stream = open_stream()
+    d_rgb, d_out = image_on_device(rgb, stream)
+    pixels = rgb.size // 3
+    config = LaunchConfig(grid=grid_for((pixels,), (4 * 256,)), block=256)
+    launch(stream, config, compiled().get_kernel("gray_by_4"), d_rgb, d_out, np.int64(pixels))
+    return to_host(d_out, rgb.shape[:2], np.uint8, stream)
+
+
+# %% Verify and measure
+def random_image(height, width):
+    return np.random.default_rng(112).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def verify(n):
+    """The checks of all variants, on arrays and an image of about n x n. Raises Mismatch if one is wrong."""
+    cases = [((n * n,), (256,)), ((n, n + 5), (16, 16)), ((n // 8 + 1, 11, n), (8, 4, 4))]
+    checks = [check(f"who_{len(s)}d, block {b}", who(s, b), reference_who(s, b)) for s, b in cases]
+    image = random_image(n, n + 5)
+    checks += [check(f"gray, block {b}", gray(image, b), reference_gray(image)) for b in ((32, 8), (8, 32))]
+    return [*checks, check("gray_by_4", gray_by_4(image), reference_gray(image))]
+
+
+def benchmark() -> list[Row]:
+    """One kernel with blocks of four shapes, and gray_by_4, on an image of 16384 x 16384 (smaller on a small GPU)."""
+    stream = open_stream()
+    yardsticks = timing.yardsticks(stream.device, stream)
+    verify(251)
+    n = 16384
+    while 4 * n * n > gpu.free_memory() // 4:
+        n //= 2
+    d_rgb, d_out = image_on_device(random_image(n, n), stream)
+    kernel, by_4 = (compiled().get_kernel(name) for name in ("gray", "gray_by_4"))
+
+    def shaped(block):
+        config = LaunchConfig(grid=grid_for((n, n), block), block=block)
+        return lambda s: launch(s, config, kernel, d_rgb, d_out, np.int32(n), np.int32(n))
+
+    variants = {f"gray, block {x}×{y}": shaped((x, y)) for x, y in ((1, 256), (8, 32), (32, 8), (256, 1))}
+    config = LaunchConfig(grid=n * n // (4 * 256), block=256)
+    variants["gray_by_4"] = lambda s: launch(s, config, by_4, d_rgb, d_out, np.int64(n * n))
+    times = timing.benchmark(variants, stream)
+    what = {"section": "1.1.2", "size": f"{n}x{n}", "dtype": "u8", "bytes": 4 * n * n, "yardsticks": yardsticks}
+    return [Row.from_timing(name=name, timing=taken, **what) for name, taken in times.items()]
+
+
+# %% Show
+def warps_as_text(shape, block):
+    """A small 2D grid in letters: the blocks apart from each other, in each the number of the warp of a thread."""
+    warp = who(shape, block)[..., WHO.index("warp")]
+    columns, rows = range(0, shape[1], block[0]), range(0, shape[0], block[1])
+    line = [" ".join("".join(map(str, row[x : x + block[0]])) for x in columns) for row in warp]
+    return "\n\n".join("\n".join(line[y : y + block[1]]) for y in rows)
+
+
+def plot():
+    """The warps of a ragged 2D grid, and a photograph with the blocks that cover it."""
+    from matplotlib.figure import Figure
+    from sklearn.datasets import load_sample_image
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    shape, block = (21, 40), (16, 8)
+    members = who(shape, block)
+    left.imshow(members[..., WHO.index("warp")], cmap="cividis")
+    left.set(title="warp of each element (blocks of 16 × 8)", xlabel="x", ylabel="y")
+    photo = load_sample_image("china.jpg")[:, :630]
+    middle.imshow(photo)
+    middle.set(title="blocks of 64 × 64 that cover 630 × 427", xlabel="x", ylabel="y")
+    right.imshow(gray_by_4(photo), cmap="gray")
+    right.set(title="gray_by_4", xlabel="x", ylabel="y")
+    for axes, (height, width), (x, y) in ((left, shape, block), (middle, photo.shape[:2], (64, 64))):
+        across, down = grid_for((width, height), (x, y))
+        axes.set_xticks(np.arange(across + 1) * x - 0.5, [x * i for i in range(across + 1)])
+        axes.set_yticks(np.arange(down + 1) * y - 0.5, [y * i for i in range(down + 1)])
+        axes.grid(color="#D55E00", linewidth=1)
+    save_figure(figure, "s1_1_2_threads_blocks_grids")
+
+
+# %% Run
+def main(argv=None) -> int:
+    options = parser(__doc__, size=1021, quick_size=251, plot=True).parse_args(argv)
+    n = options.size
+    stream = open_stream()
+    header(__doc__, stream.device)
+    if 20 * n * (n + 5) > gpu.free_memory():
+        raise UsageError(f"--size {n} needs {20 * n * (n + 5):,} bytes on the device, {gpu.free_memory():,} are free")
+
+    shape, block = (10, 20), (8, 8)
+    print(f"\n{shape[0]} rows of {shape[1]} elements, blocks of {block[0]} x {block[1]} threads: the warps\n")
+    print(warps_as_text(shape, block), end="\n\n")
+    rows = []
+    for shape, block, elements in (
+        ((1000,), (256,), ((0,), (31,), (32,), (999,))),
+        ((10, 20), (8, 8), ((0, 7), (0, 8), (9, 19))),
+        ((3, 10, 20), (8, 4, 2), ((0, 0, 8), (2, 9, 19))),
+    ):
+        members = who(shape, block)
+        rows += [(f"{list(e)} of {list(shape)}", "×".join(map(str, block)), *members[e]) for e in elements]
+    table("Who handles what (element with its last index as x)", ("element", "block shape", *WHO), rows)
+
+    checks_table(verify(n))
+    if options.plot:
+        plot()
+    if options.bench:
+        show(benchmark())
+    elif gpu.SIMULATED:
+        not_run("times and rates: the simulator has no time", "an NVIDIA GPU with its driver")
+    return 0
+
+
+# %%
+if __name__ == "__main__":
+    run_main(main)
