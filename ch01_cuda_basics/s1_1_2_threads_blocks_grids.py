@@ -275,7 +275,7 @@ def plot():
 
 # %% Run
 def main(argv=None) -> int:
-    options = parser(__doc__, size=1021, quick_size=251, plot=True).parse_args(argv)
+    options = parser(__doc__, size=509, quick_size=125, plot=True).parse_args(argv)
     n = options.size
     stream = open_stream()
     header(__doc__, stream.device)

@@ -88,9 +88,12 @@ def pool():
 
 
 def numpy_all_threads(x, y):
-    """The same with a piece for each thread: while NumPy computes, other threads run. Small arrays in fewer pieces."""
-    piece = min(PIECE, max(-(-x.size // THREADS), 4096))
-    list(pool().map(lambda i: horner(x[i : i + piece], y[i : i + piece]), range(0, x.size, piece)))
+    """The same with pieces for all threads: while NumPy computes, others run. Handing over less does not pay."""
+    piece = min(PIECE, max(-(-x.size // THREADS), PIECE // 4))
+    if x.size <= piece:
+        horner(x, y)
+    else:
+        list(pool().map(lambda i: horner(x[i : i + piece], y[i : i + piece]), range(0, x.size, piece)))
 
 
 def polynomial_numpy(x, variant=numpy_one_thread):

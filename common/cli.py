@@ -82,9 +82,7 @@ def parser(
     --plot (where asked for), --bench/--no-bench and --debug. The parsed `bench` is a bool: as the reader
     said, else True on a GPU without --quick. The name --profile is kept for the chapter on Nsight.
     """
-    result = _Parser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    result = _Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     result.sizes = (size, quick_size)
     if size is not None:
         text = f"problem size; suffixes K and M (default {size}" + (

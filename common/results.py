@@ -246,8 +246,7 @@ def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
         commit, dash, dirty = run["commit"].partition("-")
         lines.append(
             f"{data['gpu']}, {run['date'][:10]}, commit {commit[:7]}{dash}{dirty}, driver {run['driver']}, "
-            f"CUDA {run['cuda']}: copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s"
-            + throttled
+            f"CUDA {run['cuda']}: copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s" + throttled
         )
     return lines
 

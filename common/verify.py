@@ -97,9 +97,7 @@ def ulp_distance(a: ArrayLike, b: ArrayLike) -> NDArray[np.uint64]:
     """
     left, right = np.asarray(a), np.asarray(b)
     if left.dtype != right.dtype or left.dtype not in (np.float16, np.float32, np.float64):
-        raise TypeError(
-            f"ulp_distance needs two arrays of one float dtype, got {left.dtype} and {right.dtype}"
-        )
+        raise TypeError(f"ulp_distance needs two arrays of one float dtype, got {left.dtype} and {right.dtype}")
     if left.shape != right.shape:
         raise ValueError(f"ulp_distance needs equal shapes, got {left.shape} and {right.shape}")
 

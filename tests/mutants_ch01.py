@@ -24,9 +24,7 @@ MUTANTS = [
     ),
     # the cut for float4
     Mutant(_PROGRAMMING_MODEL, "if (x_past != y_past) return {0, 0};", "", f"{_TEST}111_any_alignment_and_grid"),
-    Mutant(
-        _PROGRAMMING_MODEL, "(4 - y_past) % 4", "(3 - y_past) % 4", f"{_TEST}111_any_alignment_and_grid"
-    ),
+    Mutant(_PROGRAMMING_MODEL, "(4 - y_past) % 4", "(3 - y_past) % 4", f"{_TEST}111_any_alignment_and_grid"),
     # saxpy_float4
     Mutant(_PROGRAMMING_MODEL, "v.z = a * u.z + v.z", "v.z = a * u.z + v.y", f"{_TEST}111_saxpy"),
     Mutant(

@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jupytext
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common import gpu, sections
+from common import gpu, results, sections, timing
 from common.__main__ import load_module
 from common.cli import OK, USAGE, Unavailable, exit_code
 from common.sections import ROOT
@@ -167,6 +168,323 @@ def test_111_sizes_that_cannot_be(capfd: pytest.CaptureFixture[str]) -> None:
         assert exit_code(s.main, ["--size", size]) == USAGE
         assert message in capfd.readouterr().err
     assert exit_code(s.main, ["--size", "1"]) == OK
+
+
+# --- 1.1.2 ----------------------------------------------------------------------------------------------------
+
+
+def test_112_references_by_hand() -> None:
+    s = section("1.1.2")
+    # two blocks of 4 x 2 threads for 5 x 2 elements: the last column belongs to the second block
+    number, block, thread, warp, lane = np.moveaxis(s.reference_who((2, 5), (4, 2)), -1, 0)
+    np.testing.assert_array_equal(number, [[0, 1, 2, 3, 8], [4, 5, 6, 7, 12]])
+    np.testing.assert_array_equal(block, [[0, 0, 0, 0, 1], [0, 0, 0, 0, 1]])
+    np.testing.assert_array_equal(thread, [[0, 1, 2, 3, 0], [4, 5, 6, 7, 4]])
+    assert not warp.any()
+    np.testing.assert_array_equal(lane, thread)
+    # the last element of 3 x 5 x 9 in blocks of 4 x 2 x 2: block (2, 2, 1) of a grid of 3 x 3 x 2, thread (0, 0, 0)
+    np.testing.assert_array_equal(s.reference_who((3, 5, 9), (4, 2, 2))[-1, -1, -1], [17 * 16, 17, 0, 0, 0])
+    rgb = np.array([[[255, 255, 255], [0, 0, 0], [255, 0, 0]], [[0, 255, 0], [0, 0, 255], [10, 20, 30]]], np.uint8)
+    np.testing.assert_array_equal(s.reference_gray(rgb), [[255, 0, 77], [149, 29, 18]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        *(((n,), (64,)) for n in (1, 31, 33, 1000)),
+        ((1000,), (1024,)),
+        *((shape, (16, 16)) for shape in ((1, 1), (31, 33), (16, 16), (50, 3))),
+        ((70, 45), (3, 5)),
+        *((shape, (8, 4, 4)) for shape in ((1, 1, 1), (4, 4, 8), (5, 9, 17))),
+        ((9, 10, 11), (2, 3, 5)),
+    ],
+)
+def test_112_who(shape: tuple[int, ...], block: tuple[int, ...]) -> None:
+    s = section("1.1.2")
+    out = s.who(shape, block)
+    assert out.dtype == np.int32
+    np.testing.assert_array_equal(out, s.reference_who(shape, block))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(1, 24), st.integers(1, 8)), min_size=1, max_size=3))
+def test_112_who_of_any_shape(extents: list[tuple[int, int]]) -> None:
+    s, shape, block = section("1.1.2"), tuple(e for e, _ in extents), tuple(b for _, b in extents)
+    np.testing.assert_array_equal(s.who(shape, block), s.reference_who(shape, block))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 31), (33, 1), (8, 32), (9, 33), (67, 129)])
+def test_112_gray(size: tuple[int, int]) -> None:
+    s = section("1.1.2")
+    image = s.random_image(*size)
+    expected = s.reference_gray(image)
+    for block in ((32, 8), (8, 32), (1, 64), (17, 3)):
+        np.testing.assert_array_equal(s.gray(image, block), expected)
+    np.testing.assert_array_equal(s.gray_by_4(image), expected)
+    np.testing.assert_array_equal(s.gray(image[::-1, ::-1]), expected[::-1, ::-1])
+
+
+def test_112_gray_of_extremes() -> None:
+    s = section("1.1.2")
+    corners = np.array([0, 1, 254, 255], np.uint8)
+    image = np.stack(np.meshgrid(corners, corners, corners), axis=-1).reshape(4, 16, 3)
+    for made in (s.gray(image), s.gray_by_4(image)):
+        np.testing.assert_array_equal(made, s.reference_gray(image))
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 300), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
+def test_112_gray_by_4_of_any_alignment_and_grid(pixels: int, in_off: int, out_off: int, blocks: int) -> None:
+    s, (_, stream) = section("1.1.2"), gpu.open_device()
+    rgb = np.random.default_rng(pixels).integers(0, 256, 3 * pixels + 8, dtype=np.uint8)
+    d_rgb, d_out = gpu.to_device(rgb, stream), gpu.to_device(np.full(pixels + 8, 7, np.uint8), stream)
+    addresses = np.uint64(int(d_rgb.buffer.handle) + in_off), np.uint64(int(d_out.buffer.handle) + out_off)
+    config = gpu.LaunchConfig(grid=blocks, block=32)
+    gpu.launch(stream, config, s.compiled().get_kernel("gray_by_4"), *addresses, np.int64(pixels))
+    expected = np.full(pixels + 8, 7, np.uint8)  # what lies beside the pixels is not touched
+    image = rgb[in_off : in_off + 3 * pixels].reshape(1, pixels, 3)
+    expected[out_off : out_off + pixels] = s.reference_gray(image)[0]
+    np.testing.assert_array_equal(d_out.to_host(stream), expected)
+
+
+def test_112_bad_input() -> None:
+    s = section("1.1.2")
+    for shape, block in (((0,), (32,)), ((3, 3), (32,)), ((3,), (0,)), ((), ()), ((2, 2, 2, 2), (1, 1, 1, 1))):
+        with pytest.raises(ValueError, match="positive extents"):
+            s.who(shape, block)
+    with pytest.raises(gpu.CUDAError):
+        s.who((5000,), (2048,))  # more threads than a block may have
+    for image in (
+        np.zeros((4, 4, 3)),
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ):
+        for kernel in (s.gray, s.gray_by_4):
+            with pytest.raises(ValueError, match="uint8 image"):
+                kernel(image)
+
+
+def test_112_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    printed = output_of("1.1.2", "--size", "33", "--plot", capfd=capfd)
+    assert "11111111 11111111 1111\n\n00000000 00000000 0000\n00000000 00000000 0000\n" in printed
+    assert re.search(r"\[9, 19\] of \[10, 20\] +8×8 +331 +5 +11 +0 +11", printed)
+    (plot,) = re.findall(r"^plot: (.*)$", printed, flags=re.MULTILINE)
+    assert Path(plot).stat().st_size > 10_000
+
+
+# --- 1.1.3 ----------------------------------------------------------------------------------------------------
+
+
+def test_113_reference_by_hand() -> None:
+    s = section("1.1.3")
+    x = np.array([0, 1, -1], np.float32)
+    # the sum of 1 / k! for k = 0 ... 8 is 109601 / 40320, with alternating signs 14833 / 40320
+    np.testing.assert_allclose(s.reference(x), [1, 109601 / 40320, 14833 / 40320], rtol=1e-15)
+    np.testing.assert_allclose(s.reference(np.float32([0.1])), np.exp(np.float64(np.float32(0.1))), rtol=1e-14)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_113_every_variant(n: int) -> None:
+    s = section("1.1.3")
+    x = s.random_vector(n)
+    outcomes = [s.polynomial_gpu(x), s.polynomial_gpu(x, pinned=True)]
+    outcomes += [s.polynomial_numpy(x), s.polynomial_numpy(x, s.numpy_all_threads)]
+    for out in outcomes:
+        assert out.dtype == np.float32
+        # 16 operations, each rounded by at most 2^-24, of which the last few weigh fully
+        np.testing.assert_allclose(out, s.reference(x), rtol=5e-7, equal_nan=False)
+
+
+def test_113_numpy_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.1.3")
+    monkeypatch.setattr(s, "PIECE", 64)
+    monkeypatch.setattr(s, "THREADS", 3)
+    x = s.random_vector(1001)
+    for variant in (s.numpy_one_thread, s.numpy_all_threads):
+        np.testing.assert_allclose(s.polynomial_numpy(x, variant), s.reference(x), rtol=5e-7)
+
+
+def test_113_few_blocks_walk_through_all() -> None:
+    """As Amdahl's law is measured: the grid has one block for each of k SMs, whatever n."""
+    s = section("1.1.3")
+    x = s.random_vector(20_003)
+    call = s.Offload(x)
+    for blocks in (1, 3):
+        call.y[:] = np.nan
+        call(blocks=blocks)
+        np.testing.assert_allclose(call.y, s.reference(x), rtol=5e-7, equal_nan=False)
+
+
+def test_113_nan_never_passes() -> None:
+    s = section("1.1.3")
+    x = s.random_vector(100)
+    x[50] = np.nan
+    with pytest.raises(Mismatch, match="NaN"):
+        check("polynomial", s.polynomial_gpu(x), s.reference(x), rtol=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (np.zeros(3), TypeError),
+        ([1.0], TypeError),
+        (np.zeros((2, 2), np.float32), ValueError),
+        (np.zeros(0, np.float32), ValueError),
+    ],
+)
+def test_113_bad_input(x: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="expected"):
+        section("1.1.3").polynomial_gpu(x)
+
+
+def test_113_crossing() -> None:
+    s = section("1.1.3")
+    cpu = {2**k: 2.0**k for k in (10, 12, 14)}  # seconds that grow with n
+    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**11)) == pytest.approx(2**11)
+    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**12.5)) == pytest.approx(2**12.5)
+    assert s.crossing(cpu, dict.fromkeys(cpu, 1.0)) == 2**10
+    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**20)) is None
+    # faster, slower, faster: what counts is from where on it stays so
+    assert s.crossing(cpu, {2**10: 2.0**9, 2**12: 2.0**13, 2**14: 2.0**13}) == pytest.approx(2**13)
+
+
+def test_113_amdahl() -> None:
+    s = section("1.1.3")
+    # copies take 1 s, the kernel 4 s on one SM: f = 1/5, and on 4 SMs 1 / (1/5 + 4/5 / 4) = 2.5
+    by_name = {
+        "Amdahl, copies": {1 << 24: 1.0},
+        "Amdahl, kernel": {1: 4.0, 4: 1.1},
+        "Amdahl, whole call": {1: 5.2, 4: 2.0},
+    }
+    share, parts = s.amdahl(by_name)
+    assert share == pytest.approx(0.2)
+    np.testing.assert_allclose(parts, [(1, 4, 5.2, 1, 1), (4, 1.1, 2, 2.6, 2.5)])
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[results.Row]:
+    """What benchmark() of 1.1.3 gives, over few sizes; the times of kernels are invented where there is no GPU."""
+    s = section("1.1.3")
+    monkeypatch.setattr(s, "LOGS", range(10, 15, 2))
+    if gpu.SIMULATED:
+
+        def invented(variants: dict[int, Any], stream: gpu.Stream) -> dict[int, timing.Timing]:
+            for variant in variants.values():
+                variant(stream)
+            stream.sync()
+            return {k: timing.Timing.of([1e-3 / k]) for k in variants}
+
+        monkeypatch.setattr(timing, "benchmark", invented)
+        monkeypatch.setattr(timing, "yardsticks", lambda *_: timing.Yardsticks(4000.0, 60.0, 1980, ()))
+    return s.benchmark()
+
+
+def test_113_recorded_figures_are_shown_with_gpu_and_date(
+    measured: list[results.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nvidia_test.json"
+    results.merge(path, "NVIDIA Test", "run", {"date": "2031-02-03T00:00:00Z"}, measured)
+    monkeypatch.setattr(results, "REFERENCE", path)
+    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    printed = output_of("1.1.3", "--quick", "--plot", "--no-bench", capfd=capfd)
+    assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
+    assert re.search(r"n +NumPy, 1 thread +NumPy, \d+ threads? +GPU, ", printed)
+    assert len(re.findall(r"^ *2\^1[024] ", printed, flags=re.MULTILINE)) == 3
+    assert len(re.findall(r"^GPU, .*: faster than NumPy, ", printed, flags=re.MULTILINE)) == 6
+    assert "by Amdahl's law" in printed and "of the call on one SM are copies" in printed
+    plots = re.findall(r"^plot: (.*)$", printed, flags=re.MULTILINE)
+    assert len(plots) == 2 and all(Path(plot).stat().st_size > 10_000 for plot in plots)
+
+
+def test_113_without_recorded_figures(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(results, "recorded", lambda number: [])
+    printed = output_of("1.1.3", "--quick", "--plot", "--no-bench", capfd=capfd)
+    assert results.NOTHING in printed and "not run: the plot" in printed
+
+
+# --- 1.1.4 ----------------------------------------------------------------------------------------------------
+
+
+def test_114_reference_by_hand() -> None:
+    s = section("1.1.4")
+    state = np.array([0, 1, 2**32 - 1], np.uint32)
+    np.testing.assert_array_equal(s.reference(state, 0), state)
+    np.testing.assert_array_equal(s.reference(state, 1), [1013904223, 1015568748, 1012239698])
+    np.testing.assert_array_equal(s.reference(state, 5), s.reference(s.reference(state, 2), 3))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("variant", ["advance", "advance_pycuda"])
+def test_114_advance(variant: str, n: int) -> None:
+    s = section("1.1.4")
+    state = s.random_state(n)
+    before = state.copy()
+    try:
+        out, by_host = getattr(s, variant)(state, 7, lambda: "done meanwhile")
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+    assert out.dtype == np.uint32 and by_host == "done meanwhile"
+    np.testing.assert_array_equal(out, s.reference(before, 7))
+    np.testing.assert_array_equal(state, before)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_114_streams_keep_the_order(n: int) -> None:
+    s = section("1.1.4")
+    state = s.random_state(n)
+    np.testing.assert_array_equal(s.advance_on_two_streams(state, 5, 2), s.reference(state, 7))
+
+
+def test_114_result_stays_when_the_pinned_memory_goes() -> None:
+    s = section("1.1.4")
+    state = s.random_state(1000)
+    first, _ = s.advance(state, 1)
+    s.advance(state, 2)  # may get the same memory
+    np.testing.assert_array_equal(first, s.reference(state, 1))
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (np.zeros(3), TypeError),
+        ([1], TypeError),
+        (np.zeros((2, 2), np.uint32), ValueError),
+        (np.zeros(0, np.uint32), ValueError),
+    ],
+)
+def test_114_bad_input(state: Any, error: type[Exception]) -> None:
+    s = section("1.1.4")
+    for call in (lambda: s.advance(state, 1), lambda: s.advance_on_two_streams(state, 1, 1)):
+        with pytest.raises(error, match="expected"):
+            call()
+
+
+def test_114_errors_at_once_leave_the_device_working() -> None:
+    s = section("1.1.4")
+    found = {what: (call, text) for what, call, text in s.immediate_errors()}
+    assert found["no semicolon"][0] == "Program.compile" and "expected a" in found["no semicolon"][1]
+    assert "CUDA_ERROR_NOT_FOUND" in found["no kernel of that name"][1]
+    for what in ("a block of 2048 threads", "1 MiB of shared memory"):
+        assert found[what][0] == "launch" and "CUDA_ERROR_INVALID_VALUE" in found[what][1]
+    state = s.random_state(100)
+    np.testing.assert_array_equal(s.advance(state, 1)[0], s.reference(state, 1))
+
+
+def test_114_errors_of_a_kernel_surface_later() -> None:
+    calls = section("1.1.4").delayed_error()
+    assert [call for call, _ in calls] == ["launch", "stream.sync", "device.sync, later"]
+    assert calls[0][1] == "no error"
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in text for _, text in calls[1:])
+
+
+def test_114_an_error_that_does_not_come_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.1.4")
+    harmless = s.FAULTY_PROGRAM.replace("np.int64(32)", "np.int64(0)")
+    assert harmless != s.FAULTY_PROGRAM
+    monkeypatch.setattr(s, "FAULTY_PROGRAM", harmless)
+    with pytest.raises(Mismatch, match="expected an error from the second call on"):
+        s.delayed_error()
 
 
 # --- copying a snippet ----------------------------------------------------------------------------------------

@@ -153,9 +153,7 @@ def test_run_main_in_a_notebook_raises_only_on_failure(ipython, capsys):
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback():
-    code = (
-        "from common.cli import run_main; run_main(lambda argv: [print('x' * 99) for _ in range(9999)] and 0)"
-    )
+    code = "from common.cli import run_main; run_main(lambda argv: [print('x' * 99) for _ in range(9999)] and 0)"
     shown = subprocess.run(
         f'{sys.executable} -c "{code}" | head -1', shell=True, capture_output=True, text=True, check=True
     )

@@ -51,9 +51,7 @@ def test_a_piped_table_has_no_colour_and_lines_up(capsys, monkeypatch):
         for number in ("1.5", "22.25")
         if number in line
     ]
-    assert len(ends) == 2 and ends[0] == ends[1], (
-        "numbers are flush right, however wide the Chinese before them"
-    )
+    assert len(ends) == 2 and ends[0] == ends[1], "numbers are flush right, however wide the Chinese before them"
 
 
 def test_an_empty_table_is_no_error(capsys):
@@ -77,9 +75,7 @@ def test_a_figure_goes_to_out_with_markers_and_safe_colours(out, capsys):
     assert path == out / "crossing.png" and path.read_bytes().startswith(b"\x89PNG")
     assert int.from_bytes(path.read_bytes()[16:20], "big") == 7 * 150
     assert capsys.readouterr().out == f"plot: {path}\n"
-    assert "matplotlib.pyplot" not in sys.modules or re.match(
-        "agg", sys.modules["matplotlib"].get_backend(), re.I
-    )
+    assert "matplotlib.pyplot" not in sys.modules or re.match("agg", sys.modules["matplotlib"].get_backend(), re.I)
 
 
 def test_a_figure_is_shown_in_a_notebook(out, monkeypatch):

@@ -38,9 +38,7 @@ def row(section="1.1.1", name="saxpy", seconds=1e-3, spread=0.01, **more):
 
 def test_a_row_from_a_timing():
     made = row(bytes=np.int64(2_000_000_000), flops=30_000_000_000, peer=("cuBLAS", Timing(2e-3, 0.0, ())))
-    assert (
-        type(made.bytes) is int and made.of_copy == pytest.approx(0.5) and made.of_peak == pytest.approx(0.5)
-    )
+    assert type(made.bytes) is int and made.of_copy == pytest.approx(0.5) and made.of_peak == pytest.approx(0.5)
     assert (made.peer, made.of_peer) == ("cuBLAS", 2.0)
     bare = row()
     assert bare.of_copy is bare.of_peak is bare.peer is bare.of_peer is None
@@ -233,9 +231,7 @@ def test_record_is_one_run_per_process(bench):
     data = load(bench)
     ((run_id, run),) = data["runs"].items()
     assert set(run) == set(RUN) and {r.run for r in data["rows"]} == {run_id}
-    assert re.fullmatch(r"\d{8}T\d{6}Z-\w{7}", run_id) and re.fullmatch(
-        r"\d{4}(-\d\d){2}T(\d\d:){2}\d\dZ", run["date"]
-    )
+    assert re.fullmatch(r"\d{8}T\d{6}Z-\w{7}", run_id) and re.fullmatch(r"\d{4}(-\d\d){2}T(\d\d:){2}\d\dZ", run["date"])
     assert run["packages"]["numpy"] and re.fullmatch(r"\d+\.\d+", run["cuda"])
     assert run["throttled"] == [] and run["copy_gbps"] == 4000
 

@@ -814,3 +814,21 @@ def test_unknown_kernel_name() -> None:
     module = gpu.compile(LAUNCH, ("one",))
     with pytest.raises(ANY, match="missing"):
         module.get_kernel("missing")
+
+
+def test_garbage_never_disturbs_an_allocation() -> None:
+    """Buffers that die while the table of allocations is being changed are given back afterwards."""
+    arena = simulator.arena()
+    kept = arena.allocate(64)
+    arena.free_later(kept.start)
+    assert arena.find(kept.start, kept.end) is not None  # nothing happens behind the arena's back
+    again = arena.allocate(64)
+    assert again.start == kept.start  # the next allocation found the gap
+    arena.free(again.start)
+
+
+def test_a_numpy_view_keeps_pinned_memory_alive() -> None:
+    view = np.from_dlpack(simulator.LegacyPinnedMemoryResource().allocate(256))
+    view[:] = 7
+    other = np.from_dlpack(simulator.LegacyPinnedMemoryResource().allocate(256))
+    assert (view == 7).all() and not np.shares_memory(view, other)

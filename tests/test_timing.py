@@ -247,9 +247,7 @@ def test_yardsticks_are_measured_once(monkeypatch):
     monkeypatch.setattr(gpu, "SIMULATED", False)
     monkeypatch.setattr(timing, "_measured", {})
     runs = []
-    monkeypatch.setattr(
-        timing, "_measure_yardsticks", lambda device, stream: runs.append(stream) or len(runs)
-    )
+    monkeypatch.setattr(timing, "_measure_yardsticks", lambda device, stream: runs.append(stream) or len(runs))
     first, second = types.SimpleNamespace(device_id=0), types.SimpleNamespace(device_id=1)
     assert [timing.yardsticks(device, "s") for device in (first, first, second)] == [1, 1, 2]
 
@@ -293,9 +291,7 @@ def test_on_a_gpu():
 
     large = timing.benchmark({"all": fill(data.size), "half": fill(data.size // 2)}, stream)
     assert large["all"].launches == 1 and 1.5 < large["all"].seconds / large["half"].seconds < 2.5
-    assert data.nbytes / large["all"].seconds / 1e9 < 2 * yard.copy_gbps, (
-        "faster than memory: not measured right"
-    )
+    assert data.nbytes / large["all"].seconds / 1e9 < 2 * yard.copy_gbps, "faster than memory: not measured right"
     small = timing.benchmark({"small": fill(1000)}, stream)["small"]
     assert small.launches > 10 and small.seconds < timing.SMALL
     assert small.launches * small.seconds > 0.8 * timing.GRAPH

@@ -17,9 +17,7 @@ def f32(*values):
 def test_a_pass_reports_errors_tolerance_and_count():
     result = check("scale", f32(1.0, 2.001), f32(1.0, 2.0), atol=0.01)
     assert (result.name, result.count, result.tolerance) == ("scale", 2, "0.01")
-    assert result.max_abs == pytest.approx(0.001, rel=1e-3) and result.max_rel == pytest.approx(
-        5e-4, rel=1e-3
-    )
+    assert result.max_abs == pytest.approx(0.001, rel=1e-3) and result.max_rel == pytest.approx(5e-4, rel=1e-3)
     assert check("same", f32(1, inf, -inf), f32(1, inf, -inf)).max_abs == 0
     assert check("same", f32(1), f32(1), rtol=1e-6, atol=1e-9).tolerance == "1e-09 + 1e-06·|x|"
     assert check("same", np.int32([1]), np.int32([1])).tolerance == "exact"
@@ -146,9 +144,7 @@ def test_bf16_every_value_survives_the_round_trip():
 
 
 def test_bf16_rounds_to_nearest_even():
-    raw = np.uint32(
-        [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x80000000]
-    )
+    raw = np.uint32([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x80000000])
     expected = [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x7FC0, 0xFFFF, 0x8000]
     assert float32_to_bf16(raw.view(np.float32)).tolist() == expected
     assert float32_to_bf16(1.0) == 0x3F80 and bf16_to_float32(np.uint16(0x3F80)) == 1.0
@@ -162,8 +158,6 @@ def test_bf16_rounds_to_nearest_even():
 def test_bf16_is_the_nearest(value):
     rounded = bf16_to_float32(float32_to_bf16(value)).astype(np.float64)
     bits = int(float32_to_bf16(value))
-    neighbours = bf16_to_float32(np.array([max(bits - 1, 0), min(bits + 1, 0xFFFF)], np.uint16)).astype(
-        np.float64
-    )
+    neighbours = bf16_to_float32(np.array([max(bits - 1, 0), min(bits + 1, 0xFFFF)], np.uint16)).astype(np.float64)
     finite = neighbours[np.isfinite(neighbours)]
     assert (abs(rounded - value) <= abs(finite - value)).all()

@@ -260,7 +260,7 @@ class Buffer:
         self.owner = owner
         self.device_id = 0
         self._host = owner is not None and not isinstance(owner, Buffer)
-        self._free = weakref.finalize(self, resource.deallocate, ptr, size) if resource is not None else None
+        self._free = weakref.finalize(self, _drop, resource, ptr, size) if resource is not None else None
 
     @staticmethod
     def from_handle(
@@ -324,8 +324,9 @@ class Buffer:
         _on(stream, lambda: data.view(f"u{len(pattern)}").fill(int.from_bytes(pattern, "little")))
 
     def close(self, stream: object = None) -> None:
-        if self._free is not None:
-            self._free()
+        if self._free is not None and self._free.detach():
+            assert self.memory_resource is not None
+            self.memory_resource.deallocate(self.handle, self.size)
 
     def __enter__(self):
         return self
@@ -339,10 +340,27 @@ class Buffer:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if not self.is_host_accessible:
             raise SimulatorUnsupported("DLPack of device memory: no other library can see the simulator's memory")
-        return self._bytes().view(np.int8).__dlpack__(max_version=max_version)
+        return np.asarray(_HostView(self)).__dlpack__(max_version=max_version)
 
     def __repr__(self) -> str:
         return f"<Buffer ptr={self.handle:#x} size={self.size}>"
+
+
+def _drop(resource: DeviceMemoryResource, ptr: int, size: int) -> None:
+    """A buffer that nobody refers to any more."""
+    if type(resource) in (DeviceMemoryResource, LegacyPinnedMemoryResource):
+        if size:
+            _state.arena.free_later(ptr)
+    else:
+        resource.deallocate(ptr, size)
+
+
+class _HostView:
+    """Bytes that keep their buffer alive."""
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
+        self.__array_interface__ = buffer._bytes().view(np.int8).__array_interface__
 
 
 def _on(stream: Stream | GraphBuilder, work: Callable[[], None]) -> None:
@@ -420,7 +438,7 @@ class ObjectCode:
 
     def get_kernel(self, name: str | bytes) -> "Kernel":
         name = name.decode() if isinstance(name, bytes) else name
-        return Kernel(self._module().kernel(self.symbol_mapping.get(name, name)), self)
+        return Kernel(self._module().kernel(self.symbol_mapping.get(name, name), name), self)
 
 
 class Kernel:
@@ -477,6 +495,7 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
     def run() -> None:
         if _state.fault is not None:
             return
+        _state.arena.free_dropped()
         workspace = _state.arena.allocate(64, "device", "grid barrier") if config.is_cooperative else None
         if workspace is not None:
             _state.arena.bytes[workspace.start : workspace.end] = 0
@@ -511,4 +530,5 @@ def set_max_dynamic_shared(kernel: Kernel, size: int) -> None:
 
 def memory_info() -> tuple[int, int]:
     """(free, total) bytes of device memory."""
+    _state.arena.free_dropped()
     return DEVICE_BYTES - _state.arena.used["device"], DEVICE_BYTES

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.simt.memory import AnyAddress, check, views_of
+from common.simt.ops import widen
 
 if TYPE_CHECKING:
     from common.simt.group import Group
@@ -49,7 +50,7 @@ def atomic(
     """
     if isinstance(address, list):
         value = np.broadcast_to(value, (g.n, *value.shape[1:]))
-        other = None if other is None else np.broadcast_to(other, (g.n,))
+        other = None if other is None else widen(other, g.n)
         out = np.empty((g.n, *value.shape[1:]), dtype) if wanted else None
         for lanes, sub, part in address:
             new = None if other is None else other[lanes]
@@ -61,13 +62,13 @@ def atomic(
     check(g, address, offset, dtype.itemsize << pairs, "atomic", where)
     shift = dtype.itemsize.bit_length() - 1
     view = views_of(g, address.space)[dtype]
-    index = np.broadcast_to(address.index(shift) + (offset >> shift), (g.n,))
+    index = widen(address.index(shift) + (offset >> shift), g.n)
     value = np.broadcast_to(value, (g.n, *value.shape[1:]))
     if pairs:
         index = index[:, None] + np.arange(2)
     if op == "cas":
         assert other is not None
-        old = _compare_and_swap(view, index, value, np.broadcast_to(other, (g.n,)))
+        old = _compare_and_swap(view, index, value, widen(other, g.n))
         g.chunk.launch.writes += bool((old == value).any())
         return old
     g.chunk.launch.writes += 1

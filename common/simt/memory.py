@@ -7,12 +7,14 @@ Every access is checked: inside one live allocation, and aligned to its size.
 
 import bisect
 import mmap
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.simt.errors import IllegalAddress, KernelFault, MisalignedAddress, SimulatorError
+from common.simt.ops import widen
 
 if TYPE_CHECKING:
     from common.simt.group import Group
@@ -68,9 +70,11 @@ class Arena:
         self.last: Allocation | None = None  # where the last access went: mostly the next one's place too
         self.used = {"device": 0, "pinned": 0}  # bytes
         self.serial = 0
+        self.dropped: deque[int] = deque()
 
     def allocate(self, size: int, kind: str = "device", name: str = "") -> Allocation:
         """First gap that holds `size` bytes with a guard gap behind it. Raises SimulatorError when memory is out."""
+        self.free_dropped()
         pool = "pinned" if kind == "pinned" else "device"
         limit = HOST_BYTES if pool == "pinned" else DEVICE_BYTES
         if self.used[pool] + size > limit:
@@ -94,6 +98,15 @@ class Arena:
         self.used[pool] += size
         self.bytes[position : position + size] = UNWRITTEN
         return allocation
+
+    def free_later(self, start: int) -> None:
+        """What a garbage-collected buffer calls: the table may be in use at that very moment."""
+        self.dropped.append(start)
+
+    def free_dropped(self) -> None:
+        """Give back what free_later() was called for."""
+        while self.dropped:
+            self.free(self.dropped.popleft())
 
     def free(self, start: int) -> None:
         """Give an allocation back. Raises SimulatorError for an address that is not the start of one."""
@@ -200,7 +213,7 @@ def generic_address(g: "Group", a: np.ndarray) -> AnyAddress:
     low, high = (int(raw[0]),) * 2 if raw.size == 1 else (int(raw.min()), int(raw.max()))
     if 0 <= low >> WINDOW_SHIFT == high >> WINDOW_SHIFT <= 3:
         return _in_window(g, raw, low >> WINDOW_SHIFT)
-    raw = np.broadcast_to(raw, (g.n,))
+    raw = widen(raw, g.n)
     windows = np.clip(raw >> WINDOW_SHIFT, -1, 4)  # the first and the last hold nothing
     parts = []
     for window in np.unique(windows):
@@ -300,7 +313,7 @@ def load(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: i
 def store(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:
     """Scatter neighbouring elements a thread; of threads that write one address, the highest wins."""
     if isinstance(address, list):
-        wide = [np.broadcast_to(v, (g.n,)) for v in values]
+        wide = [widen(v, g.n) for v in values]
         for lanes, sub, part in address:
             store(sub, part, offset, dtype, [v[lanes] for v in wide], where)
         return

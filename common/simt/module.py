@@ -46,20 +46,22 @@ class LoadedModule:
             data[offset : offset + len(piece)] = np.frombuffer(piece, np.uint8)
         return allocation.start
 
-    def kernel(self, name: str) -> "LoadedKernel":
-        """A kernel by its (mangled) name. Raises SimulatorError if there is none, SimulatorUnsupported."""
+    def kernel(self, name: str, shown: str = "") -> "LoadedKernel":
+        """A kernel by its mangled name; messages call it `shown`. Raises SimulatorError, SimulatorUnsupported."""
         if name not in self.kernels:
             function = self.module.functions.get(name)
             if function is None or not function.is_entry:
                 known = ", ".join(f.name for f in self.module.functions.values() if f.is_entry)
                 raise SimulatorError(f"CUDA_ERROR_NOT_FOUND: no kernel named {name} (the module has: {known})")
-            self.kernels[name] = LoadedKernel(self, cfg.build(self.module, name))
+            kernel = cfg.build(self.module, name)
+            kernel.name = shown or name
+            self.kernels[name] = LoadedKernel(self, kernel)
         return self.kernels[name]
 
     def close(self) -> None:
-        """Free the variables' memory."""
+        """Give the variables' memory back (called when the module is garbage)."""
         for start in self.addresses.values():
-            self.arena.free(start)
+            self.arena.free_later(start)
         self.addresses.clear()
 
 

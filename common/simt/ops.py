@@ -12,6 +12,11 @@ f2, f4, f8 = (np.dtype(t) for t in ("f2", "f4", "f8"))
 BITS = {u1: 8, u2: 16, u4: 32, u8: 64, i1: 8, i2: 16, i4: 32, i8: 64}
 
 
+def widen(a, n):
+    """A register as one element for each of n threads (much faster than np.broadcast_to)."""
+    return a if a.size == n else np.full(n, a[0], a.dtype)
+
+
 # ---- integers --------------------------------------------------------------------------------------------------------
 def shl(a, b):
     """Shift left; by the width or more gives 0."""

@@ -17,7 +17,7 @@ from common.simt.cfg import Block
 from common.simt.errors import Deadlock
 from common.simt.group import Arrival, Group
 from common.simt.memory import Arena, fresh_views, typed_views
-from common.simt.ops import u4
+from common.simt.ops import u4, widen
 from common.simt.ptx import Imm
 from common.simt.translate import Program
 
@@ -197,7 +197,7 @@ class Chunk:
                 self.send_part(group, np.flatnonzero(outcome), block.targets[0])
                 self.send_part(group, np.flatnonzero(~outcome), block.targets[1])
         elif kind == "switch":
-            index = np.broadcast_to(outcome, (group.n,))
+            index = widen(outcome, group.n)
             for value in np.unique(index):
                 self.send_part(group, np.flatnonzero(index == value), block.targets[int(value)])
         elif kind == "barrier":
@@ -245,7 +245,7 @@ class Chunk:
             if all(v.size == 1 and v.tobytes() == first.tobytes() for v in values):
                 regs[r] = first
             else:
-                whole = np.concatenate([np.broadcast_to(v, (g.n,)) for v, g in zip(values, groups, strict=True)])
+                whole = np.concatenate([widen(v, g.n) for v, g in zip(values, groups, strict=True)])
                 regs[r] = whole.take(order)
         everyone = len(slots) == self.slots
         return Group(self, place, None if everyone else slots[order], regs)
@@ -356,7 +356,7 @@ class Chunk:
             (g, g.arrived.control, g.arrived.predicate) for g in groups if g.arrived and g.arrived.predicate is not None
         ]
         for g, _, predicate in reducing:
-            holds = g.slot_index[np.broadcast_to(predicate, (g.n,))]
+            holds = g.slot_index[widen(predicate, g.n)]
             total += np.bincount(holds // self.slots_per_block, minlength=self.count)
             asked += self.per_block(g)
         for g, control, _ in reducing:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def spread(g: "Group", a: np.ndarray) -> np.ndarray:
     """A register over all slots of the chunk; slots outside the group hold 0."""
     if g.slots is None:
-        return np.broadcast_to(a, (g.n,))
+        return ops.widen(a, g.n)
     full = np.zeros(g.chunk.slots, a.dtype)
     full[g.slots] = a
     return full
