@@ -250,14 +250,14 @@ def benchmark() -> list[Row]:
     d_state.fill(1, stream=stream)
     kernel, taken = compiled().get_kernel("advance"), {}
 
-    def measure(rounds, work, *names):
+    def measure(rounds, work):
         """Seconds until the launch returned, until all was done, and those of the kernel by events."""
-        stream.sync()
-        start = time.perf_counter()
+        config = config_for(n)
         before = stream.record(options=timed)
-        launch(stream, config_for(n), kernel, d_state, np.int64(n), np.int32(rounds))
-        after = stream.record(options=timed)
+        start = time.perf_counter()
+        launch(stream, config, kernel, d_state, np.int64(n), np.int32(rounds))
         returned = time.perf_counter() - start
+        after = stream.record(options=timed)
         work()
         after.sync()
         return returned, time.perf_counter() - start, (after - before) / 1e3

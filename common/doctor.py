@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,10 @@ PURPOSE = {
     "nvcc": ("the nvcc sections", "./run setup"),
     "ncu": ("the Nsight Compute sections on a GPU", TOOLKIT),
     "nsys": ("the Nsight Systems sections on a GPU", TOOLKIT),
-    "compute-sanitizer": ("checking memory accesses on a GPU", TOOLKIT),
+    "compute-sanitizer": (
+        "checking memory accesses on a GPU",
+        ".venv/bin/pip install nvidia-cuda-sanitizer-api==13.0.85",
+    ),
     "g++": ("./run setup pycuda, C++ extensions", "apt install g++"),
 }
 TOOLS = ("nvcc", "ncu", "nsys", "compute-sanitizer", "g++")
@@ -189,18 +192,24 @@ def packages() -> Iterable[Row]:
             yield Row(name, has if same else f"{has} (tested with {pinned})")
 
 
-def report() -> int:
-    """Print the table. Exit code 1 if something that every section needs is broken."""
-    looks = (device, python, this_repository, disk, gpus, toolkit, nvrtc, tools, packages)
-    rows = [row for look in looks for row in probe(look.__name__, look)]
-    cells = [(row.what, row.found, row.unlocks, row.install) for row in rows]
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, or plain lines where there is no rich."""
     try:
         from common.report import table
+    except ImportError:
+        print("\n".join([title, *(" | ".join(row) for row in rows)]))
+    else:
+        table(title, columns, rows)
 
-        table("", ("what", "found", "would unlock", "install"), cells)
-    except ImportError:  # no rich: plain lines
-        for cell in cells:
-            print("  ".join(filter(None, cell)))
+
+def report() -> int:
+    """Print what is here and what is missing. Exit code 1 if something that every section needs is broken."""
+    looks = (device, python, this_repository, disk, gpus, toolkit, nvrtc, tools, packages)
+    rows = [row for look in looks for row in probe(look.__name__, look)]
+    show("", ("what", "found"), [(row.what, row.found) for row in rows])
+    lacking = [(row.what, row.unlocks, row.install) for row in rows if row.unlocks or row.install]
+    if lacking:
+        show("Missing", ("what", "would unlock", "install"), lacking)
     broken = [row.what for row in rows if row.broken]
-    print(f"BROKEN: {', '.join(broken)}" if broken else "All that the sections need is here.")
+    print(f"BROKEN: {', '.join(broken)}" if broken else "All that every section needs is here.")
     return FAILED if broken else OK

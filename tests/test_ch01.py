@@ -21,7 +21,7 @@ from common import gpu, results, sections, timing
 from common.__main__ import load_module
 from common.cli import OK, USAGE, Unavailable, exit_code
 from common.sections import ROOT
-from common.verify import Mismatch, check
+from common.verify import Mismatch, check, ulp_distance
 
 SIZES = (1, 31, 32, 33, 255, 256, 257, 1000, 20_003)
 
@@ -34,6 +34,12 @@ def section(number: str) -> ModuleType:
 
 def vectors(n: int, count: int = 2) -> np.ndarray:
     return np.random.default_rng(n).standard_normal((count, n), dtype=np.float32)
+
+
+def bad_vectors(dtype: type) -> list[tuple[type[Exception], Any]]:
+    """What a function of one non-empty vector of that dtype has to refuse, and how."""
+    wrong_shape = [(ValueError, np.zeros(shape, dtype)) for shape in ((2, 2), 0)]
+    return [*wrong_shape, (TypeError, np.zeros(3)), (TypeError, [1, 2])]
 
 
 def output_of(number: str, *options: str, capfd: pytest.CaptureFixture[str]) -> str:
@@ -254,15 +260,10 @@ def test_112_bad_input() -> None:
             s.who(shape, block)
     with pytest.raises(gpu.CUDAError):
         s.who((5000,), (2048,))  # more threads than a block may have
-    for image in (
-        np.zeros((4, 4, 3)),
-        np.zeros((4, 4), np.uint8),
-        np.zeros((4, 4, 4), np.uint8),
-        np.zeros((0, 4, 3), np.uint8),
-    ):
+    for shape, dtype in (((4, 4, 3), float), ((4, 4), np.uint8), ((4, 4, 4), np.uint8), ((0, 4, 3), np.uint8)):
         for kernel in (s.gray, s.gray_by_4):
             with pytest.raises(ValueError, match="uint8 image"):
-                kernel(image)
+                kernel(np.zeros(shape, dtype))
 
 
 def test_112_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
@@ -311,7 +312,7 @@ def test_113_few_blocks_walk_through_all() -> None:
     x = s.random_vector(20_003)
     call = s.Offload(x)
     for blocks in (1, 3):
-        call.y[:] = np.nan
+        call.d_y.fill(0xFF, stream=call.stream)  # what an earlier call left must not count
         call(blocks=blocks)
         np.testing.assert_allclose(call.y, s.reference(x), rtol=5e-7, equal_nan=False)
 
@@ -324,18 +325,10 @@ def test_113_nan_never_passes() -> None:
         check("polynomial", s.polynomial_gpu(x), s.reference(x), rtol=1)
 
 
-@pytest.mark.parametrize(
-    ("x", "error"),
-    [
-        (np.zeros(3), TypeError),
-        ([1.0], TypeError),
-        (np.zeros((2, 2), np.float32), ValueError),
-        (np.zeros(0, np.float32), ValueError),
-    ],
-)
-def test_113_bad_input(x: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="expected"):
-        section("1.1.3").polynomial_gpu(x)
+def test_113_bad_input() -> None:
+    for error, x in bad_vectors(np.float32):
+        with pytest.raises(error, match="expected"):
+            section("1.1.3").polynomial_gpu(x)
 
 
 def test_113_crossing() -> None:
@@ -444,20 +437,13 @@ def test_114_result_stays_when_the_pinned_memory_goes() -> None:
     np.testing.assert_array_equal(first, s.reference(state, 1))
 
 
-@pytest.mark.parametrize(
-    ("state", "error"),
-    [
-        (np.zeros(3), TypeError),
-        ([1], TypeError),
-        (np.zeros((2, 2), np.uint32), ValueError),
-        (np.zeros(0, np.uint32), ValueError),
-    ],
-)
-def test_114_bad_input(state: Any, error: type[Exception]) -> None:
+def test_114_bad_input() -> None:
     s = section("1.1.4")
-    for call in (lambda: s.advance(state, 1), lambda: s.advance_on_two_streams(state, 1, 1)):
+    for error, state in bad_vectors(np.uint32):
         with pytest.raises(error, match="expected"):
-            call()
+            s.advance(state, 1)
+        with pytest.raises(error, match="expected"):
+            s.advance_on_two_streams(state, 1, 1)
 
 
 def test_114_errors_at_once_leave_the_device_working() -> None:
@@ -516,3 +502,87 @@ def test_the_recipe_of_the_readme_runs_from_an_empty_folder(broken: bool, tmp_pa
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode == 0) is not broken, done.stderr
     assert not broken or "AssertionError" in done.stderr
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------
+
+
+def outputs(number: str) -> list[np.ndarray]:
+    """What the kernels of a section make of fixed inputs."""
+    s, (x, y) = section(number), vectors(20_003)
+    if number == "1.1.1":
+        return [s.vector_add(x, y), *(getattr(s, variant)(2.5, x, y) for variant in SAXPYS), s.copy_float4(x)]
+    if number == "1.1.2":
+        shapes = (((1000,), (256,)), ((50, 33), (16, 16)), ((5, 9, 17), (8, 4, 4)))
+        image = s.random_image(67, 129)
+        return [*(s.who(*case) for case in shapes), s.gray(image), s.gray_by_4(image)]
+    if number == "1.1.3":
+        return [s.polynomial_gpu(s.random_vector(20_003))]
+    return [s.advance(s.random_state(20_003), 50)[0], s.advance_on_two_streams(s.random_state(333), 20, 30)]
+
+
+def outputs_on_the_simulator(number: str, folder: Path) -> list[np.ndarray]:
+    """`outputs` of a process that is told to use the simulator."""
+    code = "import sys, numpy; from tests.test_ch01 import outputs; numpy.savez(sys.argv[2], *outputs(sys.argv[1]))"
+    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code, number, folder / "outputs.npz"], env=environment, check=True)
+    with np.load(folder / "outputs.npz", allow_pickle=False) as made:
+        return list(made.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", ["1.1.1", "1.1.2", "1.1.3", "1.1.4"])
+def test_gpu_and_simulator_agree(number: str, tmp_path: Path) -> None:
+    """Integers bit for bit; floats to one unit in the last place, for the compiler may fuse a x + y in either."""
+    for ours, simulated in zip(outputs(number), outputs_on_the_simulator(number, tmp_path), strict=True):
+        assert ours.dtype == simulated.dtype
+        if ours.dtype == np.float32:
+            assert ulp_distance(ours, simulated).max() <= 1
+        else:
+            np.testing.assert_array_equal(ours, simulated)
+
+
+@pytest.mark.gpu
+def test_111_more_than_2_to_the_31_elements() -> None:
+    s, (_, stream) = section("1.1.1"), gpu.open_device()
+    n = 2**31 + 5
+    if gpu.free_memory() < 9 * n:
+        pytest.skip(f"needs {9 * n / 1e9:.0f} GB of free device memory")
+    x, y = gpu.empty(n, np.float32, stream), gpu.empty(n, np.float32, stream)
+    x.buffer.fill(np.float32(1).tobytes(), stream=stream)
+    y.buffer.fill(np.float32(2).tobytes(), stream=stream)
+
+    def ends() -> np.ndarray:
+        """The first 1005 elements of y and the last ones, which lie on both sides of element 2^31."""
+        host = np.empty((2, 1005), np.float32)
+        for part, start in zip(host, (0, n - 1005), strict=True):
+            there = gpu.Buffer.from_handle(int(y.buffer.handle) + 4 * start, part.nbytes, owner=y.buffer)
+            there.copy_to(gpu.Buffer.from_handle(part.ctypes.data, part.nbytes, owner=part), stream=stream)
+        stream.sync()
+        return host
+
+    size, a = np.int64(n), np.float32(3)
+    for name, arguments, expected in (
+        ("saxpy", (size, a, x.buffer, y.buffer), 5),
+        ("saxpy_grid_stride", (size, a, x.buffer, y.buffer), 8),
+        ("saxpy_float4", (size, a, x.buffer, y.buffer), 11),
+        ("copy_float4", (size, x.buffer, y.buffer), 1),
+        ("vector_add", (x.buffer, x.buffer, y.buffer, size), 2),
+    ):
+        config = gpu.LaunchConfig(grid=s.blocks_for(name, n), block=s.BLOCK)
+        gpu.launch(stream, config, s.compiled().get_kernel(name), *arguments)
+        np.testing.assert_array_equal(ends(), expected, err_msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["1.1.1", "1.1.2", "1.1.3", "1.1.4"])
+def test_benchmark(number: str) -> None:
+    rows = section(number).benchmark()
+    assert len({row.key for row in rows}) == len(rows)
+    assert all(row.section == number and 0 < row.seconds < 10 for row in rows)
+    assert all(0 < row.of_copy < 1.5 for row in rows if row.of_copy is not None)
+    if number == "1.1.4":
+        seconds = {row.name: row.seconds for row in rows}
+        assert seconds["launch has returned"] < 0.1 * seconds["kernel alone"]
+        assert seconds["both at once"] < 0.9 * (seconds["kernel alone"] + seconds["host work alone"])

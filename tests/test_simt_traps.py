@@ -832,3 +832,100 @@ def test_a_numpy_view_keeps_pinned_memory_alive() -> None:
     view[:] = 7
     other = np.from_dlpack(simulator.LegacyPinnedMemoryResource().allocate(256))
     assert (view == 7).all() and not np.shares_memory(view, other)
+
+
+MEETING = r"""
+__global__ void lock_then_shuffle(int* mutex, int* order, int* out)
+{
+    // The lanes leave the lock one after the other; the shuffle behind it has to wait for all of them.
+    while (atomicCAS(mutex, 0, 1) != 0) { }
+    int mine = *(volatile int*)order;
+    *(volatile int*)order = mine + 1;
+    __threadfence();
+    atomicExch(mutex, 0);
+    int other = __shfl_xor_sync(0xffffffffu, mine, 1);
+    out[threadIdx.x] = mine + other;
+}
+
+__global__ void two_barriers(int* out)
+{
+    // One thread takes another way to the barrier; the barrier counts threads, not places.
+    __shared__ int s;
+    if (threadIdx.x == 0) s = 1;
+    __syncthreads();
+    if (threadIdx.x != blockDim.x - 1) {
+        asm volatile("bar.sync 0;");
+        out[threadIdx.x] = s;
+    } else {
+        s = 42;
+        asm volatile("bar.sync 0;");
+        out[threadIdx.x] = -s;
+    }
+}
+
+__global__ void odd_and_even(const int* x, int* out)
+{
+    // Neighbouring lanes part and meet again: each must find its own registers.
+    int v = x[threadIdx.x], r = 0;
+    if (v % 2)
+        for (int i = 0; i < v; ++i) r += x[i] ^ i;
+    else
+        for (int i = v; i > 0; --i) r -= x[i] | i;
+    __syncthreads();
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, r, 1) + threadIdx.x;
+}
+
+__global__ void tickets(const int* take, int* counter, int* out)
+{
+    out[threadIdx.x] = atomicAdd(&counter[threadIdx.x % 3], take[threadIdx.x]);
+}
+
+__global__ void mixed_parameters(char a, double b, short c, int* out, bool d, float e)
+{
+    out[0] = a; out[1] = (int)(b * 4); out[2] = c; out[3] = d; out[4] = (int)(e * 8);
+}
+"""
+
+
+def test_shuffle_waits_for_lanes_that_leave_a_lock_one_by_one() -> None:
+    out = ints(32)
+    run(MEETING, "lock_then_shuffle", ints(1), ints(1), out, block=32)
+    sums = host(out)
+    assert (sums[0::2] == sums[1::2]).all() and sums[0::2].sum() == 31 * 32 // 2
+
+
+def test_barrier_counts_threads_not_places() -> None:
+    out = ints(70)
+    run(MEETING, "two_barriers", out, block=70)
+    assert host(out).tolist() == [42] * 69 + [-42]
+
+
+def test_neighbours_that_part_find_their_registers_again() -> None:
+    x = np.arange(64, dtype=np.int32) * 7 % 61
+    out = ints(64)
+    run(MEETING, "odd_and_even", Runner.of(simulator).to_device(x), out, block=64)
+    odd = [sum(int(x[i]) ^ i for i in range(v)) for v in x]
+    even = [-sum(int(x[i]) | i for i in range(1, v + 1)) for v in x]
+    assert host(out).tolist() == [(odd if x[t ^ 1] % 2 else even)[t ^ 1] + t for t in range(64)]
+
+
+def test_atomics_return_what_was_there_before() -> None:
+    take = np.random.default_rng(5).integers(-9, 9, 96).astype(np.int32)
+    counter, out = ints(3), ints(96)
+    run(MEETING, "tickets", Runner.of(simulator).to_device(take), counter, out, block=96)
+    got = host(out).reshape(-1, 3)
+    expected = np.cumsum(take.reshape(-1, 3), axis=0) - take.reshape(-1, 3)
+    assert (got == expected).all() and (host(counter) == take.reshape(-1, 3).sum(0)).all()
+
+
+def test_parameters_are_aligned_to_their_size() -> None:
+    out = ints(5)
+    run(
+        MEETING, "mixed_parameters", np.int8(-7), np.float64(2.75), np.int16(-300), out, np.bool_(True), np.float32(1.5)
+    )
+    assert host(out).tolist() == [-7, 11, -300, 1, 12]
+
+
+def test_shared_memory_one_element_past_the_end() -> None:
+    text = fault(OUT_OF_BOUNDS, "shared_static", ints(64), np.int32(2), block=33)
+    names_place(text, "shared_static", "// SHARED", 0, 32)

@@ -74,18 +74,11 @@ def _host(array: Any) -> api.Buffer:
     return api.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
 
 
-class _PageLocked:
-    """Pinned memory, which lives as long as the NumPy array made from it."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype):
-        self.buffer = api.LegacyPinnedMemoryResource().allocate(math.prod(shape) * dtype.itemsize)
-        start = api.arena().bytes.ctypes.data + self.buffer.handle
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (start, False)}
-
-
 def pagelocked_empty(shape: Any, dtype: Any) -> np.ndarray:
-    """An uninitialised NumPy array in page-locked host memory."""
-    return np.asarray(_PageLocked(_shape(shape), np.dtype(dtype)))
+    """An uninitialised NumPy array in page-locked host memory, which lives as long as the array."""
+    nbytes = math.prod(_shape(shape)) * np.dtype(dtype).itemsize
+    memory = np.from_dlpack(api.LegacyPinnedMemoryResource().allocate(nbytes))
+    return memory.view(dtype).reshape(shape)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

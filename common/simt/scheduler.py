@@ -23,6 +23,7 @@ from common.simt.translate import Program
 
 CHUNK_THREADS = 16384  # more run no faster: the arrays leave the cache
 SPIN_STEPS = 48  # steps in a waiting loop before other threads get their turn
+PATIENCE = 3  # stalls before lanes set aside at a warp instruction go on without the missing ones
 STALLED_ROUNDS = 256  # rounds of nothing but waiting, over all chunks, before it counts as a deadlock
 TIME_LIMIT = 600.0  # seconds for one launch; a display's GPU allows about two
 
@@ -110,6 +111,7 @@ class Chunk:
         self.ready: dict[int, list[Group]] = {0: [Group(self, 0, slots, regs)]}
         self.parked: list[Group] = []  # at barriers
         self.unfinished: dict[int, Group] = {}  # at warp instructions, lanes missing
+        self.stalls = 0  # times in a row that nothing but waiting was left
         self.named: dict[int, np.ndarray] = {}  # barrier -> bar.arrive counts of each block
 
     @property
@@ -154,13 +156,16 @@ class Chunk:
                     place = min(others)
                     if steps >= 2 * SPIN_STEPS:
                         spinning, steps, writes = set(), 0, self.launch.writes
-                elif self.unfinished:
+                elif self.launch.writes != writes:  # not a wait: the loop changes memory
+                    spinning, steps, writes = set(), 0, self.launch.writes
+                    self.stalls = 0
+                elif self.unfinished and self.stalls >= PATIENCE:  # the lanes that spin wait for those set aside
+                    self.stalls = 0
                     self.step(self.unfinished.pop(min(self.unfinished)), functions, blocks)
                     continue
-                elif self.launch.writes == writes:
+                else:
+                    self.stalls += 1
                     return False
-                else:  # not a wait: the loop changes memory
-                    spinning, steps, writes = set(), 0, self.launch.writes
             block = blocks[place]
             if block.spins:
                 spinning.add(place)

@@ -257,6 +257,12 @@ INTEGER = [
        SETP.format("lt.and.s32", "p|q, %1, %2, r").replace("p, q;", "p, q, r; setp.ne.u32 r, %3, 0;"),
        lambda a, b, c: ((signed(a) < signed(b)) & (c != 0)) + 2 * (~(signed(a) < signed(b)) & (c != 0))),
     Op("setp_unordered", "r", "ff", SETP.format("ltu.f32", "p|q, %1, %2"), lambda a, b: 2 - (~(a >= b)).astype(int)),
+    Op("setp_unsigned", "r", "rr",
+       ".reg .pred p, q; .reg .b32 a, b; and.b32 a, %1, 3; and.b32 b, %2, 3; setp.lo.u32 p, a, b; setp.ls.u32 q, a, b;"
+       "selp.u32 %0, 1, 0, p; @q add.u32 %0, %0, 2; setp.hi.u32 p, a, b; setp.hs.u32 q, a, b; @p add.u32 %0, %0, 4;"
+       "@q add.u32 %0, %0, 8;",
+       lambda a, b: (((a & 3) < (b & 3)) + 2 * ((a & 3) <= (b & 3)) + 4 * ((a & 3) > (b & 3)) +
+                     8 * ((a & 3) >= (b & 3)))),
     Op("setp_num_nan", "r", "ff",
        ".reg .pred p, q; setp.num.f32 p, %1, %2; setp.nan.f32 q, %1, %2; selp.u32 %0, 1, 0, p;"
        " @q add.u32 %0, %0, 2;", lambda a, b: np.where(np.isnan(a) | np.isnan(b), 2, 1)),
