@@ -198,13 +198,13 @@ def compiled():
 
 def blocks_for(name, n):
     """How many blocks of BLOCK threads a kernel gets for n elements."""
-    if name.endswith("_float4"):
-        return -(-n // (4 * BLOCK))  # a thread for each group of four
     one_each = -(-n // BLOCK)
-    if name != "saxpy_grid_stride":
-        return one_each
-    limits = Device().properties  # no more blocks than run at the same time: a thread then takes many elements
-    return min(one_each, limits.multiprocessor_count * (limits.max_threads_per_multiprocessor // BLOCK))
+    if name == "saxpy_grid_stride":  # no more blocks than run at the same time: a thread then takes many elements
+        limits = Device().properties
+        return min(one_each, limits.multiprocessor_count * (limits.max_threads_per_multiprocessor // BLOCK))
+    if name.endswith("_float4"):  # a thread for each group of four
+        return -(-n // (4 * BLOCK))
+    return one_each
 
 
 def open_stream():
@@ -303,6 +303,8 @@ def benchmark() -> list[Row]:
     device = Device(0)
     device.set_current()
     yardsticks = timing.yardsticks(device, device.create_stream())
+    if not torch.cuda.is_available():
+        raise Unavailable("the comparison with torch: this torch is built without CUDA", "./run setup")
     verify(1_000_003)
     n = 1 << 28
     while 2 * 4 * n > gpu.free_memory() // 4:

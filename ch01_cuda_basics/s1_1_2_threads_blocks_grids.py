@@ -165,6 +165,8 @@ def who(shape, block):
     """
     if not 1 <= len(shape) <= 3 or len(block) != len(shape) or min(*shape, *block) < 1:
         raise ValueError(f"expected 1 to 3 positive extents and as many in the block, got {shape} and {block}")
+    if math.prod(shape) >= 2**31:
+        raise ValueError(f"an int numbers fewer than 2^31 elements, {shape} are {math.prod(shape):,}")
     stream = open_stream()
     d_out = stream.device.allocate(4 * len(WHO) * math.prod(shape), stream=stream)
     extent = shape[::-1]  # x runs along the last axis
@@ -242,7 +244,7 @@ def benchmark() -> list[Row]:
 
 # %% Show
 def warps_as_text(shape, block):
-    """A small 2D grid in letters: the blocks apart from each other, in each the number of the warp of a thread."""
+    """The warp that handles each element of a 2D array, one digit each (0 to 9), with gaps between the blocks."""
     warp = who(shape, block)[..., WHO.index("warp")]
     columns, rows = range(0, shape[1], block[0]), range(0, shape[0], block[1])
     line = [" ".join("".join(map(str, row[x : x + block[0]])) for x in columns) for row in warp]
@@ -250,26 +252,24 @@ def warps_as_text(shape, block):
 
 
 def plot():
-    """The warps of a ragged 2D grid, and a photograph with the blocks that cover it."""
+    """A small array coloured by warp, and a photograph (from scikit-learn) with the blocks that cover it."""
     from matplotlib.figure import Figure
     from sklearn.datasets import load_sample_image
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    shape, block = (21, 40), (16, 8)
-    members = who(shape, block)
-    left.imshow(members[..., WHO.index("warp")], cmap="cividis")
-    left.set(title="warp of each element (blocks of 16 × 8)", xlabel="x", ylabel="y")
     photo = load_sample_image("china.jpg")[:, :630]
+    left.imshow(who((21, 40), (16, 8))[..., WHO.index("warp")], cmap="cividis")
+    left.set(title="21 × 40 elements, blocks of 16 × 8", xlabel="x", ylabel="y")
     middle.imshow(photo)
-    middle.set(title="blocks of 64 × 64 that cover 630 × 427", xlabel="x", ylabel="y")
+    middle.set(title="427 × 630 pixels, blocks of 32 × 32", xlabel="x", ylabel="y")
     right.imshow(gray_by_4(photo), cmap="gray")
-    right.set(title="gray_by_4", xlabel="x", ylabel="y")
-    for axes, (height, width), (x, y) in ((left, shape, block), (middle, photo.shape[:2], (64, 64))):
+    right.set(title="after gray_by_4", xlabel="x", ylabel="y")
+    for axes, (height, width), (x, y) in ((left, (21, 40), (16, 8)), (middle, (427, 630), (32, 32))):
         across, down = grid_for((width, height), (x, y))
-        axes.set_xticks(np.arange(across + 1) * x - 0.5, [x * i for i in range(across + 1)])
-        axes.set_yticks(np.arange(down + 1) * y - 0.5, [y * i for i in range(down + 1)])
-        axes.grid(color="#D55E00", linewidth=1)
+        axes.set_xticks(np.arange(across + 1) * x - 0.5, minor=True)
+        axes.set_yticks(np.arange(down + 1) * y - 0.5, minor=True)
+        axes.grid(which="minor", color="#D55E00", linewidth=0.8)
     save_figure(figure, "s1_1_2_threads_blocks_grids")
 
 
@@ -279,8 +279,8 @@ def main(argv=None) -> int:
     n = options.size
     stream = open_stream()
     header(__doc__, stream.device)
-    if 20 * n * (n + 5) > gpu.free_memory():
-        raise UsageError(f"--size {n} needs {20 * n * (n + 5):,} bytes on the device, {gpu.free_memory():,} are free")
+    if 28 * n * (n + 8) > gpu.free_memory():
+        raise UsageError(f"--size {n} needs {28 * n * (n + 8):,} bytes on the device, {gpu.free_memory():,} are free")
 
     shape, block = (10, 20), (8, 8)
     print(f"\n{shape[0]} rows of {shape[1]} elements, blocks of {block[0]} x {block[1]} threads: the warps\n")

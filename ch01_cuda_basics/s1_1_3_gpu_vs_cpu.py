@@ -198,6 +198,7 @@ def benchmark() -> list[Row]:
         rows.append(Row.from_timing(name=name, size=size, timing=taken, **what, **more))
 
     logs = [k for k in LOGS if 16 << k <= gpu.free_memory() // 4]  # 8 bytes an element, twice
+    pinned_logs = []
     for log in tqdm(logs, desc="sizes", delay=5, leave=False):
         x, y = random_vector(1 << log), np.empty(1 << log, np.float32)
         calls = {ONE: functools.partial(numpy_one_thread, x, y), ALL: functools.partial(numpy_all_threads, x, y)}
@@ -205,13 +206,14 @@ def benchmark() -> list[Row]:
         calls["GPU, kernel alone"] = functools.partial(pageable, copies=False)
         try:
             calls["GPU, pinned copies"] = Offload(x, pinned=True)
+            pinned_logs.append(log)
         except gpu.CUDAError as refused:  # containers and WSL allow only so much
             not_run(f"pinned copies of 2^{log} elements: {refused}")
         times = wall_clock(calls)
         for name, taken in times.items():
             add(name, f"2^{log}", taken, peer=(ALL, times[ALL]) if name.startswith("GPU") else None)
 
-    log = min(24, logs[-1])
+    log = min(24, pinned_logs[-1])
     call = Offload(random_vector(1 << log), pinned=True)
     add("Amdahl, copies", f"2^{log}", wall_clock({"": functools.partial(call, kernel=False)})[""])
     counts = [*(1 << k for k in range(10) if 1 << k < call.sms), call.sms]

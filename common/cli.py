@@ -91,7 +91,8 @@ def parser(
         result.add_argument("--size", type=positive_size, metavar="N", help=text)
     result.add_argument("--quick", action="store_true", help="a small, fast run")
     if plot:
-        result.add_argument("--plot", action="store_true", help="draw a plot into out/")
+        on = in_ipython()  # a notebook passes no options, and is where people look at plots
+        result.add_argument("--plot", action=argparse.BooleanOptionalAction, default=on, help="draw a plot into out/")
     if bench:
         action = argparse.BooleanOptionalAction
         result.add_argument("--bench", action=action, help="measure as well (default: on a GPU, not --quick)")

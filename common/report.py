@@ -17,7 +17,8 @@ from common.cli import in_ipython
 
 _HOME = Path(__file__).resolve().parent.parent
 ROOT = _HOME if (_HOME / "pyproject.toml").is_file() else Path.cwd()  # the repository, else where we are
-_NUMBER = re.compile(r"[-+±~<>]?[\d.]|[-—]?$|nan|inf|-inf")
+# a number, perhaps with a unit or a sign behind it ("923 µs", "99.2%", "0.80× torch"), or nothing
+_NUMBER = re.compile(r"[-+±~<>]?(0x)?[\d.][\d.,]*(e[-+]?\d+)?\s?([%×].*|[µmkMGT]?\S{0,7})?$|[-—]?$|nan|inf|-inf")
 # Okabe and Ito's colours can be told apart by everybody; the marker says the same again.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -171,6 +173,7 @@ def _run(yardsticks: Yardsticks) -> tuple[str, dict[str, Any]]:
         "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "commit": commit,
         "driver": _driver_version(),
+        "cpu": _cpu(),
         "cuda": ".".join(str(part) for part in nvrtc.nvrtcVersion()[1:]),  # the NVRTC behind the kernels
         "packages": dict(sorted((d.name, d.version) for d in installed if _PACKAGES.fullmatch(d.name or ""))),
         "copy_gbps": round(yardsticks.copy_gbps, 1),
@@ -235,6 +238,15 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+
+
+def _cpu() -> str:
+    """The host's processor and its threads: where a GPU is compared with NumPy, half of the comparison."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+        if found:
+            return f"{found[1]}, {os.cpu_count()} threads"
+    return f"{platform.machine()}, {os.cpu_count()} threads"
 
 
 def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:

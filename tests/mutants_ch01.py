@@ -70,6 +70,6 @@ MUTANTS = [
         ("if (i >= n) return;", "if (i > n) return;", "114_advance"),
         ("r < rounds", "r <= rounds", "114_advance"),
         ("1664525u * s", "1664527u * s", "114_advance"),
-        ("other.wait(one.record())", "return numbers.copy()", "114_streams_keep_the_order"),
+        ("np.int32(second))", "np.int32(first))", "114_streams_keep_the_order"),
     ),
 ]

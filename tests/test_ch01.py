@@ -258,6 +258,8 @@ def test_112_bad_input() -> None:
     for shape, block in (((0,), (32,)), ((3, 3), (32,)), ((3,), (0,)), ((), ()), ((2, 2, 2, 2), (1, 1, 1, 1))):
         with pytest.raises(ValueError, match="positive extents"):
             s.who(shape, block)
+    with pytest.raises(ValueError, match=r"fewer than 2\^31"):
+        s.who((2**16, 2**15), (32, 8))
     with pytest.raises(gpu.CUDAError):
         s.who((5000,), (2048,))  # more threads than a block may have
     for shape, dtype in (((4, 4, 3), float), ((4, 4), np.uint8), ((4, 4, 4), np.uint8), ((0, 4, 3), np.uint8)):

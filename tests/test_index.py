@@ -154,6 +154,7 @@ def test_main_quick(section: Section, capfd: pytest.CaptureFixture[str]) -> None
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """An IPython as a notebook has it, in a folder that is not the repository."""
+    pytest.importorskip("IPython", reason="IPython is not installed")
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.chdir(tmp_path)
@@ -168,6 +169,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
 @each(READY)
 def test_cells_run_as_a_notebook(section: Section, shell: object) -> None:
+    pytest.importorskip("nbformat", reason="nbformat, which jupytext needs, is not installed")
     import jupytext
 
     notebook = jupytext.read(section.path)
@@ -180,6 +182,8 @@ def test_cells_run_as_a_notebook(section: Section, shell: object) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_section_runs_in_a_jupyter_kernel(chapter: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nbformat", "nbclient", "ipykernel"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
     import jupytext
     from nbclient import NotebookClient
 

@@ -173,6 +173,8 @@ def test_bench_needs_a_gpu() -> None:
 
 
 def test_notebook_converts_the_section_and_keeps_what_the_reader_wrote(clone: Path) -> None:
+    for name in ("jupyterlab", "nbformat"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
     add_section(clone, OTHER, "# %%\nanswer = 42\n")
     copy = clone / "out" / "notebooks" / "s7_1_1_what_is_a_custom_op.ipynb"
     assert run(clone, "notebook", "7.1.1", "--version").returncode == 0  # JupyterLab prints its version and ends

@@ -929,3 +929,13 @@ def test_parameters_are_aligned_to_their_size() -> None:
 def test_shared_memory_one_element_past_the_end() -> None:
     text = fault(OUT_OF_BOUNDS, "shared_static", ints(64), np.int32(2), block=33)
     names_place(text, "shared_static", "// SHARED", 0, 32)
+
+
+def test_a_handle_that_something_else_owns() -> None:
+    """from_handle() tells host memory from device memory whatever keeps it alive."""
+    array = ints(4, 7)
+    stream = Runner.of(simulator).stream
+    again = simulator.Buffer.from_handle(int(array.buffer.handle), 16, owner=array)
+    out = np.zeros(4, np.int32)
+    again.copy_to(simulator.Buffer.from_handle(out.ctypes.data, 16, owner=out), stream=stream)
+    assert again.is_device_accessible and out.tolist() == [7] * 4

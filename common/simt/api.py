@@ -259,7 +259,9 @@ class Buffer:
         self.memory_resource = resource
         self.owner = owner
         self.device_id = 0
-        self._host = owner is not None and not isinstance(owner, Buffer)
+        foreign = owner is not None and not isinstance(owner, Buffer)
+        # a NumPy array lies on the host; of other owners the address tells (a DeviceArray's is the device's)
+        self._host = foreign and (hasattr(owner, "__array_interface__") or not _state.arena.find(ptr, ptr + size))
         self._free = weakref.finalize(self, _drop, resource, ptr, size) if resource is not None else None
 
     @staticmethod
