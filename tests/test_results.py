@@ -17,6 +17,7 @@ RUN = {
     "date": "2026-01-02T03:04:05Z",
     "commit": "abcdef0123456789-dirty",
     "driver": "580.1",
+    "cpu": "Some CPU, 16 threads",
     "cuda": "13.0",
     "packages": {"numpy": "2.4.6"},
     "copy_gbps": 4000.0,
