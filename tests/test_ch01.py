@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jupytext
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -480,8 +479,9 @@ def test_114_an_error_that_does_not_come_is_noticed(monkeypatch: pytest.MonkeyPa
 
 def cell(number: str, title: str) -> str:
     """The source of the cell of that title."""
-    cells = jupytext.read(sections.find(number).path).cells
-    return next(c.source for c in cells if c.metadata.get("title") == title)
+    text = sections.find(number).path.read_text(encoding="utf-8")
+    (source,) = re.findall(rf"^# %% {re.escape(title)}\n(.*?)(?=^# %%)", text, flags=re.DOTALL | re.MULTILINE)
+    return source
 
 
 def recipe() -> str:
