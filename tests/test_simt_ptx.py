@@ -76,7 +76,7 @@ def ptx_for(source: str, names: tuple[str, ...], target: str) -> tuple[str, dict
     for name in names:
         call(nvrtc.nvrtcAddNameExpression, program, name.encode())
     call(nvrtc.nvrtcCompileProgram, program, len(options), [option.encode() for option in options])
-    text = b" " * call(nvrtc.nvrtcGetPTXSize, program)
+    text = bytes(call(nvrtc.nvrtcGetPTXSize, program))
     call(nvrtc.nvrtcGetPTX, program, text)
     mapping = {name: call(nvrtc.nvrtcGetLoweredName, program, name.encode()).decode() for name in names}
     return text.decode().rstrip("\0"), mapping

@@ -46,17 +46,22 @@ def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple
         for name in names:
             _check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        log = _room(_check(nvrtc.nvrtcGetProgramLogSize(program)))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
-        text = log.rstrip(b"\0 ").decode(errors="replace")
+        text = log.rstrip(b"\0").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise SimulatorError(f"{status.name}:\n{text}")
         mangled = {n: _check(nvrtc.nvrtcGetLoweredName(program, n.encode())).decode() for n in names}
-        ptx = b" " * _check(nvrtc.nvrtcGetPTXSize(program))
+        ptx = _room(_check(nvrtc.nvrtcGetPTXSize(program)))
         _check(nvrtc.nvrtcGetPTX(program, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return ptx.rstrip(b"\0 ").decode(), mangled, text
+    return ptx.rstrip(b"\0").decode(), mangled, text
+
+
+def _room(size: int) -> bytes:
+    """Bytes for NVRTC to write into. Never of length 1: Python shares those, and an empty log has one byte."""
+    return bytes(size + 1)
 
 
 def _keep(path: Path, content: dict) -> None:
