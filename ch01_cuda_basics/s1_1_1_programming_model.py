@@ -13,7 +13,7 @@ Key idea
   to data, the guard handles the ragged end, and launches are asynchronous: results exist after a sync.
 
 Run:      ./run 1.1.1     or     python ch01_cuda_basics/s1_1_1_programming_model.py [--size N] [--quick]
-Look at:  the life of one call, step by step with its real values; which block and thread handle which element;
+Look at:  the life of one call, step by step with its real values; which thread handles which element;
           on a GPU, how close each version comes to the speed of a plain device copy, and of torch.
 """
 
@@ -22,13 +22,13 @@ import functools
 import numpy as np
 
 from common import gpu, timing
-from common.cli import Unavailable, UsageError, header, not_run, parser, run_main
+from common.cli import Unavailable, check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, Stream, launch
-from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, Stream, launch
+# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
 from common.pycuda import load as load_pycuda
 from common.report import table
-from common.results import Row, show
+from common.results import Row, measure
 from common.verify import check, checks_table
 
 NEEDS = ()
@@ -117,14 +117,9 @@ extern "C" __global__ void copy_float4(long long n, const float* __restrict__ x,
 """
 
 
-# %% The references: NumPy, obviously right
-def reference_add(x, y):
-    """x + y in float32: a single rounding, so the GPU's result has to be equal bit for bit."""
-    return x + y
-
-
-def reference_saxpy(a, x, y):
-    """a x + y in float64."""
+# %% The reference: NumPy, obviously right
+def reference(a, x, y):
+    """a x + y in float64. For x + y alone NumPy's own float32 sum will do: it rounds once, as the GPU does."""
     return float(a) * x.astype(np.float64) + y
 
 
@@ -132,27 +127,22 @@ def reference_saxpy(a, x, y):
 BLOCK = 256  # threads in a block: a multiple of 32, which is a warp; 128 to 512 suit most kernels
 
 
-def vectors(*arrays):
-    """The arrays, contiguous. TypeError or ValueError unless they are 1-D, float32, of one length and not empty."""
-    for array in arrays:
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            raise TypeError(f"expected float32 arrays, got {getattr(array, 'dtype', type(array).__name__)}")
-        if array.ndim != 1 or array.size == 0:
-            raise ValueError(f"expected 1-D arrays with at least one element, got shape {array.shape}")
-        if array.size != arrays[0].size:
-            raise ValueError(f"expected arrays of one length, got {arrays[0].size} and {array.size}")
-    return [np.ascontiguousarray(array) for array in arrays]
-
-
-def host(array):
-    """A NumPy array as a cuda.core Buffer, which is what copies take."""
-    return Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+def vectors(x, y):
+    """x and y, contiguous. ValueError unless both are float32 and 1-D, of one length and not empty."""
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    if not (x.dtype == y.dtype == np.float32 and x.ndim == 1 and x.shape == y.shape and x.size > 0):
+        raise ValueError(f"expected two float32 vectors of one length, got {x.dtype} {x.shape}, {y.dtype} {y.shape}")
+    return x, y
 
 
 def vector_add(x, y, steps=None):
-    """x + y of float32 vectors of one length. A list given as `steps` receives what each step did."""
+    """x + y of float32 vectors of one length, shape (n,). A list given as `steps` receives what each step did.
+
+    ValueError for other vectors, CUDAError where the device has too little memory or the kernel fails.
+    """
     x, y = vectors(x, y)
     n, out = x.size, np.empty_like(x)
+    h_x, h_y, h_out = (Buffer.from_handle(a.ctypes.data, a.nbytes, owner=a) for a in (x, y, out))  # as copies take it
 
     device = Device(0)
     device.set_current()
@@ -162,14 +152,14 @@ def vector_add(x, y, steps=None):
     module = program.compile("cubin")  # compile, for the architecture of this device
     kernel = module.get_kernel("vector_add")  # load
     d_x, d_y, d_out = (device.allocate(x.nbytes, stream=stream) for _ in range(3))  # allocate
-    d_x.copy_from(host(x), stream=stream)  # copy in
-    d_y.copy_from(host(y), stream=stream)
+    d_x.copy_from(h_x, stream=stream)  # copy in
+    d_y.copy_from(h_y, stream=stream)
 
     blocks = (n + BLOCK - 1) // BLOCK  # rounded up, or the end of the vectors would be left out
     config = LaunchConfig(grid=blocks, block=BLOCK)
     launch(stream, config, kernel, d_x, d_y, d_out, np.int64(n))  # launch: returns before the kernel has run
     stream.sync()  # wait: an error of the kernel surfaces here
-    d_out.copy_to(host(out), stream=stream)  # copy out
+    d_out.copy_to(h_out, stream=stream)  # copy out
     stream.sync()
 
     addresses = ", ".join(f"{int(buffer.handle):#x}" for buffer in (d_x, d_y, d_out))
@@ -198,75 +188,30 @@ def compiled():
 
 def blocks_for(name, n):
     """How many blocks of BLOCK threads a kernel gets for n elements."""
-    one_each = -(-n // BLOCK)
-    if name == "saxpy_grid_stride":  # no more blocks than run at the same time: a thread then takes many elements
+    if name == "saxpy_grid_stride":  # no more than run at the same time: each thread then takes many elements
         limits = Device().properties
-        return min(one_each, limits.multiprocessor_count * (limits.max_threads_per_multiprocessor // BLOCK))
-    if name.endswith("_float4"):  # a thread for each group of four
-        return -(-n // (4 * BLOCK))
-    return one_each
+        resident = limits.multiprocessor_count * (limits.max_threads_per_multiprocessor // BLOCK)
+        return min(resident, -(-n // BLOCK))
+    return -(-n // (4 * BLOCK if name.endswith("_float4") else BLOCK))  # a thread for each float4, or each float
 
 
-def open_stream():
-    """A stream on device 0, which becomes the current device."""
-    device = Device(0)
-    device.set_current()
-    return device.create_stream()
-
-
-def to_device(array, stream):
-    """A copy of a NumPy array in device memory."""
-    buffer = stream.device.allocate(array.nbytes, stream=stream)
-    buffer.copy_from(host(array), stream=stream)
-    return buffer
-
-
-def to_host(buffer, like, stream):
-    """A buffer's content as a new NumPy array, of shape and dtype of `like`; waits for all that the stream did."""
-    out = np.empty_like(like)
-    buffer.copy_to(host(out), stream=stream)
-    stream.sync()
-    return out
-
-
-def run_saxpy(name, a, x, y):
-    """a x + y of float32 vectors of one length, by the kernel of that name."""
-    x, y = vectors(x, y)
-    stream = open_stream()
-    d_x, d_y = to_device(x, stream), to_device(y, stream)
+def run(name, x, y, *scalars):
+    """What the kernel `name`, given (n, *scalars, x, y), makes of y: float32 (n,). Steps as above, by helpers."""
+    (x, y), (_, stream) = vectors(x, y), gpu.open_device()
+    d_x, d_y = gpu.to_device(x, stream), gpu.to_device(y, stream)
     config = LaunchConfig(grid=blocks_for(name, x.size), block=BLOCK)
-    launch(stream, config, compiled().get_kernel(name), np.int64(x.size), np.float32(a), d_x, d_y)
-    return to_host(d_y, y, stream)
+    launch(stream, config, compiled().get_kernel(name), np.int64(x.size), *scalars, d_x.buffer, d_y.buffer)
+    return d_y.to_host(stream)
 
 
-def saxpy(a, x, y):
-    """One thread for each element."""
-    return run_saxpy("saxpy", a, x, y)
-
-
-def saxpy_grid_stride(a, x, y):
-    """A grid that just fills the GPU, whose threads walk through the vectors."""
-    return run_saxpy("saxpy_grid_stride", a, x, y)
-
-
-def saxpy_float4(a, x, y):
-    """Four elements with each load and store."""
-    return run_saxpy("saxpy_float4", a, x, y)
-
-
-def copy_float4(x):
-    """A copy of a float32 vector, made on the device."""
-    (x,) = vectors(x)
-    stream = open_stream()
-    d_x, d_out = to_device(x, stream), stream.device.allocate(x.nbytes, stream=stream)
-    config = LaunchConfig(grid=blocks_for("copy_float4", x.size), block=BLOCK)
-    launch(stream, config, compiled().get_kernel("copy_float4"), np.int64(x.size), d_x, d_out)
-    return to_host(d_out, x, stream)
+def saxpy(a, x, y, kernel="saxpy"):
+    """a x + y of float32 vectors of one length, shape (n,), by one of SAXPYS. Arguments in the order of BLAS."""
+    return run(kernel, x, y, np.float32(a))
 
 
 # %% The same kernel through PyCUDA
 def saxpy_pycuda(a, x, y):
-    """a x + y: In and InOut allocate and copy before the kernel, InOut copies back after it."""
+    """As `saxpy`: In and InOut allocate and copy before the kernel, InOut copies back after it. Unavailable without."""
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver; from pycuda.compiler import SourceModule
     pycuda = load_pycuda()
     x, y = vectors(x, y)
@@ -279,9 +224,7 @@ def saxpy_pycuda(a, x, y):
 
 # %% Verify and measure
 A = 2.5
-SAXPYS = (saxpy, saxpy_grid_stride, saxpy_float4)
-# float32 rounds a x + y once (a fused multiply-add) or twice, by 6e-8 of numbers up to about 15
-CLOSE = {"rtol": 1e-7, "atol": 1e-6}
+SAXPYS = ("saxpy", "saxpy_grid_stride", "saxpy_float4")
 
 
 def random_vectors(n):
@@ -289,42 +232,40 @@ def random_vectors(n):
 
 
 def verify(n):
-    """The checks of all cuda.core variants on n random elements. Raises Mismatch if one is wrong."""
+    """The checks of all variants on n random elements. Raises Mismatch if one is wrong."""
     x, y = random_vectors(n)
-    exact = [check("vector_add", vector_add(x, y), reference_add(x, y)), check("copy_float4", copy_float4(x), x)]
-    expected = reference_saxpy(A, x, y)
-    return exact + [check(variant.__name__, variant(A, x, y), expected, **CLOSE) for variant in SAXPYS]
+    checks = [check("vector_add", vector_add(x, y), x + y), check("copy_float4", run("copy_float4", x, y), x)]
+    results = {kernel: saxpy(A, x, y, kernel) for kernel in SAXPYS}
+    try:
+        results["saxpy_pycuda"] = saxpy_pycuda(A, x, y)
+    except Unavailable as missing:
+        print(missing)
+    # float32 rounds a x + y once (a fused multiply-add) or twice, by 6e-8 of numbers up to about 15
+    return checks + [check(name, out, reference(A, x, y), rtol=1e-7, atol=1e-6) for name, out in results.items()]
 
 
 def benchmark() -> list[Row]:
     """saxpy and copy of 2^28 elements (fewer where memory is short), against a device copy and against torch."""
+    yardsticks = timing.yardsticks(*gpu.open_device())
     import torch
 
-    device = Device(0)
-    device.set_current()
-    yardsticks = timing.yardsticks(device, device.create_stream())
-    if not torch.cuda.is_available():
-        raise Unavailable("the comparison with torch: this torch is built without CUDA", "./run setup")
     verify(1_000_003)
-    n = 1 << 28
-    while 2 * 4 * n > gpu.free_memory() // 4:
-        n //= 2
-    with torch.cuda.stream(torch.cuda.Stream()):
-        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)  # one order for our work and torch's
+    log = min(28, (gpu.free_memory() // 32).bit_length() - 1)  # two vectors in a quarter of the free memory
+    n = 1 << log
+    with timing.torch_stream() as stream:
         x, y = (gpu.to_device(vector, stream) for vector in random_vectors(n))
         torch_x, torch_y = (torch.as_tensor(vector, device="cuda") for vector in (x, y))  # the same memory
 
-        def ours(name, *arguments):
+        def ours(name, *scalars):
             config, kernel = LaunchConfig(grid=blocks_for(name, n), block=BLOCK), compiled().get_kernel(name)
-            return lambda s: launch(s, config, kernel, np.int64(n), *arguments, x.buffer, y.buffer)
+            return lambda s: launch(s, config, kernel, np.int64(n), *scalars, x.buffer, y.buffer)
 
-        variants = {variant.__name__: ours(variant.__name__, np.float32(A)) for variant in SAXPYS}
+        variants = {name: ours(name, np.float32(A)) for name in SAXPYS}
         variants["torch.add"] = lambda s: torch.add(torch_y, torch_x, alpha=A, out=torch_y)
         variants["copy_float4"] = ours("copy_float4")
         variants["torch copy_"] = lambda s: torch_y.copy_(torch_x)
         times = timing.benchmark(variants, stream)
-
-    rows, what = [], {"section": "1.1.1", "size": f"2^{n.bit_length() - 1}", "dtype": "f32", "yardsticks": yardsticks}
+    rows, what = [], {"section": "1.1.1", "size": f"2^{log}", "dtype": "f32", "yardsticks": yardsticks}
     for name, taken in times.items():
         moved, peer = (8 * n, "torch copy_") if "copy" in name else (12 * n, "torch.add")
         rows.append(Row.from_timing(name=name, timing=taken, bytes=moved, peer=(peer, times[peer]), **what))
@@ -334,35 +275,20 @@ def benchmark() -> list[Row]:
 # %% Run
 def main(argv=None) -> int:
     options = parser(__doc__, size=1_000_003, quick_size=100_003).parse_args(argv)
-    n = options.size
-    device = Device(0)
-    device.set_current()
+    n, (device, _) = options.size, gpu.open_device()
     header(__doc__, device)
-    if 3 * 4 * n > gpu.free_memory():
-        raise UsageError(f"--size {n} needs {3 * 4 * n:,} bytes on the device, {gpu.free_memory():,} are free")
+    check_fits(3 * 4 * n)
 
-    x, y = random_vectors(n)
     steps = []
-    vector_add(x, y, steps)
+    vector_add(*random_vectors(n), steps)
     table("The life of one call: vector_add", ("step", "call", "what it did"), steps)
     some = sorted(i for i in {0, BLOCK - 1, BLOCK, n - 1} if i < n)
     who = [(i, i // BLOCK, i % BLOCK, f"{i // BLOCK} * {BLOCK} + {i % BLOCK}") for i in some]
-    index = "blockIdx.x * blockDim.x + threadIdx.x"
-    table("Who handles what", ("element", "blockIdx.x", "threadIdx.x", index), who)
-    grids = [(variant.__name__, blocks_for(variant.__name__, n) * BLOCK) for variant in SAXPYS]
-    columns = ("kernel", "blocks", "threads", "elements a thread")
-    table("The grids", columns, [(name, f"{t // BLOCK:,}", f"{t:,}", f"{n / t:.2f}") for name, t in grids])
-
-    checks = verify(n)
-    try:
-        checks.append(check("saxpy_pycuda", saxpy_pycuda(A, x, y), reference_saxpy(A, x, y), **CLOSE))
-    except Unavailable as missing:
-        print(missing)
-    checks_table(checks)
-    if options.bench:
-        show(benchmark())
-    elif gpu.SIMULATED:
-        not_run("times and rates: the simulator has no time", "an NVIDIA GPU with its driver")
+    table("Who handles what", ("element", "blockIdx.x", "threadIdx.x", "blockIdx.x * blockDim.x + threadIdx.x"), who)
+    threads = BLOCK * blocks_for("saxpy_grid_stride", n)
+    print(f"saxpy_grid_stride: {threads:,} threads walk through {n:,} elements in {-(-n // threads)} steps")
+    checks_table(verify(n))
+    measure(benchmark, options.bench)
     return 0
 
 

@@ -23,12 +23,12 @@ import math
 import numpy as np
 
 from common import gpu, timing
-from common.cli import UsageError, header, not_run, parser, run_main
+from common.cli import check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
-from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+# in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
 from common.report import save_figure, table
-from common.results import Row, show
+from common.results import Row, measure
 from common.verify import check, checks_table
 
 NEEDS = ()
@@ -113,20 +113,19 @@ WHO = ("thread in grid", "block", "thread in block", "warp", "lane")  # the memb
 
 # %% The references
 def reference_who(shape, block):
-    """What the threads should write: int32, shape + (5,), last axis as in WHO. `block` has x first."""
+    """What the threads of `who` should write."""
     depth, height, width = (1, 1, *shape)[-3:]
     bx, by, bz = (*block, 1, 1)[:3]
     z, y, x = np.indices((depth, height, width))
     blocks_x, blocks_y = -(-width // bx), -(-height // by)
-    block_in_grid = (z // bz * blocks_y + y // by) * blocks_x + x // bx
+    number = (z // bz * blocks_y + y // by) * blocks_x + x // bx  # of the block
     thread = (z % bz * by + y % by) * bx + x % bx
-    number = block_in_grid * (bx * by * bz) + thread
-    who = np.stack([number, block_in_grid, thread, thread // 32, thread % 32], axis=-1)
+    who = np.stack([number * (bx * by * bz) + thread, number, thread, thread // 32, thread % 32], axis=-1)
     return who.astype(np.int32).reshape(*shape, len(WHO))
 
 
 def reference_gray(rgb):
-    """uint8 (height, width, 3) to uint8 (height, width), with the weights in 8-bit fixed point."""
+    """uint8 (height, width, 3) to uint8 (height, width): luma as ITU-R BT.601 weighs it, in 8-bit fixed point."""
     red, green, blue = np.moveaxis(rgb.astype(np.int64), -1, 0)
     return ((77 * red + 150 * green + 29 * blue + 128) // 256).astype(np.uint8)
 
@@ -143,66 +142,50 @@ def grid_for(extent, block):
     return tuple(-(-elements // threads) for elements, threads in zip(extent, block, strict=True))
 
 
-def open_stream():
-    """A stream on device 0, which becomes the current device."""
-    device = Device(0)
-    device.set_current()
-    return device.create_stream()
-
-
-def to_host(buffer, shape, dtype, stream):
-    """A buffer's content as a NumPy array; waits for all that the stream did."""
-    out = np.empty(shape, dtype)
-    buffer.copy_to(Buffer.from_handle(out.ctypes.data, out.nbytes, owner=out), stream=stream)
-    stream.sync()
-    return out
-
-
 def who(shape, block):
     """Who handles each element of an array of 1, 2 or 3 dimensions: int32, shape + (5,), last axis as in WHO.
 
     `block` has x first. ValueError if the two make no sense, CUDAError for a block that the GPU refuses.
     """
-    if not 1 <= len(shape) <= 3 or len(block) != len(shape) or min(*shape, *block) < 1:
-        raise ValueError(f"expected 1 to 3 positive extents and as many in the block, got {shape} and {block}")
-    if math.prod(shape) >= 2**31:
-        raise ValueError(f"an int numbers fewer than 2^31 elements, {shape} are {math.prod(shape):,}")
-    stream = open_stream()
-    d_out = stream.device.allocate(4 * len(WHO) * math.prod(shape), stream=stream)
+    if not 1 <= len(shape) == len(block) <= 3 or min(*shape, *block) < 1 or math.prod(shape) >= 2**31:
+        limits = "1 to 3 positive extents, fewer than 2^31 elements, and as many extents in the block"
+        raise ValueError(f"expected {limits}, got {shape} and {block}")
+    _, stream = gpu.open_device()
+    d_out = gpu.empty((*shape, len(WHO)), np.int32, stream)
     extent = shape[::-1]  # x runs along the last axis
     config = LaunchConfig(grid=grid_for(extent, block), block=block)
-    launch(stream, config, compiled().get_kernel(f"who_{len(shape)}d"), d_out, *map(np.int32, extent))
-    return to_host(d_out, (*shape, len(WHO)), np.int32, stream)
+    launch(stream, config, compiled().get_kernel(f"who_{len(shape)}d"), d_out.buffer, *map(np.int32, extent))
+    return d_out.to_host(stream)
 
 
 def image_on_device(rgb, stream):
     """The image in device memory, and memory for one byte per pixel. ValueError unless uint8, (height, width, 3)."""
     if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.size == 0:
         raise ValueError(f"expected a uint8 image of shape (height, width, 3), got {rgb.dtype} {rgb.shape}")
-    rgb = np.ascontiguousarray(rgb)
-    d_rgb = stream.device.allocate(rgb.nbytes, stream=stream)
-    d_rgb.copy_from(Buffer.from_handle(rgb.ctypes.data, rgb.nbytes, owner=rgb), stream=stream)
-    return d_rgb, stream.device.allocate(rgb.nbytes // 3, stream=stream)
+    return gpu.to_device(rgb, stream), gpu.empty(rgb.shape[:2], np.uint8, stream)
 
 
 def gray(rgb, block=(32, 8)):
-    """One thread for each pixel. A block 32 wide has one warp in each of its rows."""
-    stream = open_stream()
+    """uint8 (height, width, 3) to (height, width), one thread for each pixel. A block 32 wide has a warp in each row.
+
+    `block` has x first. ValueError for another image, CUDAError for a block that the GPU refuses.
+    """
+    _, stream = gpu.open_device()
     d_rgb, d_out = image_on_device(rgb, stream)
     height, width, _ = rgb.shape
     config = LaunchConfig(grid=grid_for((width, height), block), block=block)
-    launch(stream, config, compiled().get_kernel("gray"), d_rgb, d_out, np.int32(width), np.int32(height))
-    return to_host(d_out, (height, width), np.uint8, stream)
+    kernel = compiled().get_kernel("gray")
+    launch(stream, config, kernel, d_rgb.buffer, d_out.buffer, np.int32(width), np.int32(height))
+    return d_out.to_host(stream)
 
 
 def gray_by_4(rgb):
-    """One thread for four pixels, and the image as one row."""
-    stream = open_stream()
+    """As `gray`; one thread for four pixels, and the image as one row."""
+    _, stream = gpu.open_device()
     d_rgb, d_out = image_on_device(rgb, stream)
-    pixels = rgb.size // 3
-    config = LaunchConfig(grid=grid_for((pixels,), (4 * 256,)), block=256)
-    launch(stream, config, compiled().get_kernel("gray_by_4"), d_rgb, d_out, np.int64(pixels))
-    return to_host(d_out, rgb.shape[:2], np.uint8, stream)
+    config = LaunchConfig(grid=grid_for((d_out.size,), (4 * 256,)), block=256)
+    launch(stream, config, compiled().get_kernel("gray_by_4"), d_rgb.buffer, d_out.buffer, np.int64(d_out.size))
+    return d_out.to_host(stream)
 
 
 # %% Verify and measure
@@ -221,22 +204,20 @@ def verify(n):
 
 def benchmark() -> list[Row]:
     """One kernel with blocks of four shapes, and gray_by_4, on an image of 16384 x 16384 (smaller on a small GPU)."""
-    stream = open_stream()
-    yardsticks = timing.yardsticks(stream.device, stream)
+    device, stream = gpu.open_device()
+    yardsticks = timing.yardsticks(device, stream)
     verify(251)
-    n = 16384
-    while 4 * n * n > gpu.free_memory() // 4:
-        n //= 2
+    n = min(16384, math.isqrt(gpu.free_memory() // 16) // 1024 * 1024)  # 4 bytes a pixel in a quarter of what is free
     d_rgb, d_out = image_on_device(random_image(n, n), stream)
     kernel, by_4 = (compiled().get_kernel(name) for name in ("gray", "gray_by_4"))
 
     def shaped(block):
         config = LaunchConfig(grid=grid_for((n, n), block), block=block)
-        return lambda s: launch(s, config, kernel, d_rgb, d_out, np.int32(n), np.int32(n))
+        return lambda s: launch(s, config, kernel, d_rgb.buffer, d_out.buffer, np.int32(n), np.int32(n))
 
     variants = {f"gray, block {x}×{y}": shaped((x, y)) for x, y in ((1, 256), (8, 32), (32, 8), (256, 1))}
     config = LaunchConfig(grid=n * n // (4 * 256), block=256)
-    variants["gray_by_4"] = lambda s: launch(s, config, by_4, d_rgb, d_out, np.int64(n * n))
+    variants["gray_by_4"] = lambda s: launch(s, config, by_4, d_rgb.buffer, d_out.buffer, np.int64(n * n))
     times = timing.benchmark(variants, stream)
     what = {"section": "1.1.2", "size": f"{n}x{n}", "dtype": "u8", "bytes": 4 * n * n, "yardsticks": yardsticks}
     return [Row.from_timing(name=name, timing=taken, **what) for name, taken in times.items()]
@@ -257,18 +238,17 @@ def plot():
     from sklearn.datasets import load_sample_image
 
     figure = Figure(figsize=(12, 4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
     photo = load_sample_image("china.jpg")[:, :630]
-    left.imshow(who((21, 40), (16, 8))[..., WHO.index("warp")], cmap="cividis")
-    left.set(title="21 × 40 elements, blocks of 16 × 8", xlabel="x", ylabel="y")
-    middle.imshow(photo)
-    middle.set(title="427 × 630 pixels, blocks of 32 × 32", xlabel="x", ylabel="y")
-    right.imshow(gray_by_4(photo), cmap="gray")
-    right.set(title="after gray_by_4", xlabel="x", ylabel="y")
-    for axes, (height, width), (x, y) in ((left, (21, 40), (16, 8)), (middle, (427, 630), (32, 32))):
-        across, down = grid_for((width, height), (x, y))
-        axes.set_xticks(np.arange(across + 1) * x - 0.5, minor=True)
-        axes.set_yticks(np.arange(down + 1) * y - 0.5, minor=True)
+    left, middle, right = figure.subplots(1, 3)
+    for axes, title, image, (x, y) in (
+        (left, "21 × 40 elements by warp, blocks of 16 × 8", who((21, 40), (16, 8))[..., WHO.index("warp")], (16, 8)),
+        (middle, "427 × 630 pixels, blocks of 32 × 32", photo, (32, 32)),
+        (right, "after gray_by_4", gray_by_4(photo), (630, 427)),
+    ):
+        axes.imshow(image, cmap="gray" if title.startswith("after") else "cividis")
+        axes.set(title=title, xlabel="x", ylabel="y")
+        axes.set_xticks(np.arange(0, image.shape[1] + x, x) - 0.5, minor=True)
+        axes.set_yticks(np.arange(0, image.shape[0] + y, y) - 0.5, minor=True)
         axes.grid(which="minor", color="#D55E00", linewidth=0.8)
     save_figure(figure, "s1_1_2_threads_blocks_grids")
 
@@ -276,15 +256,12 @@ def plot():
 # %% Run
 def main(argv=None) -> int:
     options = parser(__doc__, size=509, quick_size=125, plot=True).parse_args(argv)
-    n = options.size
-    stream = open_stream()
-    header(__doc__, stream.device)
-    if 28 * n * (n + 8) > gpu.free_memory():
-        raise UsageError(f"--size {n} needs {28 * n * (n + 8):,} bytes on the device, {gpu.free_memory():,} are free")
+    n, (device, _) = options.size, gpu.open_device()
+    header(__doc__, device)
+    check_fits(28 * n * (n + 8))
 
-    shape, block = (10, 20), (8, 8)
-    print(f"\n{shape[0]} rows of {shape[1]} elements, blocks of {block[0]} x {block[1]} threads: the warps\n")
-    print(warps_as_text(shape, block), end="\n\n")
+    print("\n10 rows of 20 elements, blocks of 8 x 8 threads: the warps\n")
+    print(warps_as_text((10, 20), (8, 8)), end="\n\n")
     rows = []
     for shape, block, elements in (
         ((1000,), (256,), ((0,), (31,), (32,), (999,))),
@@ -294,14 +271,10 @@ def main(argv=None) -> int:
         members = who(shape, block)
         rows += [(f"{list(e)} of {list(shape)}", "×".join(map(str, block)), *members[e]) for e in elements]
     table("Who handles what (element with its last index as x)", ("element", "block shape", *WHO), rows)
-
     checks_table(verify(n))
     if options.plot:
         plot()
-    if options.bench:
-        show(benchmark())
-    elif gpu.SIMULATED:
-        not_run("times and rates: the simulator has no time", "an NVIDIA GPU with its driver")
+    measure(benchmark, options.bench)
     return 0
 
 

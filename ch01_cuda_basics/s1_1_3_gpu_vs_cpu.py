@@ -17,21 +17,20 @@ Look at:  the sizes at which the curves cross, with and without transfers; the s
           from the measured parts, beside the one measured. Without a GPU: what was recorded on the GPU that it names.
 """
 
-import functools
 import math
 import os
-import time
+import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 
 import numpy as np
-from tqdm import tqdm
 
 from common import gpu, results, timing
-from common.cli import UsageError, header, not_run, parser, run_main
+from common.cli import check_fits, header, not_run, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch, ...
-from common.gpu import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
-from common.report import new_figure, save_figure, si, table
+# in your own code: from cuda.core import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.gpu import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.report import plot_curves, si, table
 from common.results import Row
 from common.verify import check, checks_table
 
@@ -54,6 +53,7 @@ extern "C" __global__ void polynomial(const float* __restrict__ x, float* __rest
 }
 """
 BLOCK = 1024  # so that a block has a multiprocessor (SM) for itself as long as there are no more blocks than SMs
+compiled = cache(lambda: gpu.compile_kernels(KERNEL, "polynomial")[0])
 COEFFICIENTS = [1 / math.factorial(k) for k in range(9)]
 
 
@@ -64,7 +64,9 @@ def reference(x):
 
 
 THREADS = len(os.sched_getaffinity(0))
+pool = cache(lambda: ThreadPoolExecutor(THREADS))
 PIECE = 1 << 16  # elements: x and y of a piece stay in a core's cache during the 16 passes of Horner's scheme
+SHARE = 1 << 18, 1 << 20  # the fewest and the most elements in a piece for a thread: small ones wait for the GIL
 
 
 def horner(x, y):
@@ -76,51 +78,27 @@ def horner(x, y):
     y += np.float32(COEFFICIENTS[0])
 
 
-def numpy_one_thread(x, y):
-    """y = polynomial(x), piece by piece."""
-    for start in range(0, x.size, PIECE):
-        horner(x[start : start + PIECE], y[start : start + PIECE])
-
-
-@functools.cache
-def pool():
-    return ThreadPoolExecutor(THREADS)
-
-
-def numpy_all_threads(x, y):
-    """The same with pieces for all threads: while NumPy computes, others run. Handing over less does not pay."""
-    piece = min(PIECE, max(-(-x.size // THREADS), PIECE // 4))
-    if x.size <= piece:
-        horner(x, y)
-    else:
-        list(pool().map(lambda i: horner(x[i : i + piece], y[i : i + piece]), range(0, x.size, piece)))
-
-
-def polynomial_numpy(x, variant=numpy_one_thread):
-    """polynomial(x) on the CPU."""
-    y = np.empty_like(x)
-    variant(x, y)
+def polynomial_numpy(x, y, threads=1):
+    """y = polynomial(x), piece by piece; both float32, shape (n,). With THREADS, several at a time where that pays."""
+    alone = threads == 1 or x.size < 2 * SHARE[0]
+    piece = PIECE if alone else min(max(x.size // threads, SHARE[0]), SHARE[1])
+    each = map if alone else pool().map
+    list(each(lambda i: horner(x[i : i + piece], y[i : i + piece]), range(0, x.size, piece)))
     return y
 
 
 # %% The GPU
-@functools.cache
-def compiled():
-    """KERNEL, compiled once for the current device."""
-    return Program(KERNEL, "c++", ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")).compile("cubin")
+class Polynomial:
+    """`call = Polynomial(x)` allocates; `call()` copies x to the GPU, computes, copies y back and returns it.
 
-
-class Offload:
-    """polynomial(x) on the GPU. Its memory is allocated once, as in a program that calls it again and again.
-
-    x and the result, `y`, lie in ordinary (pageable) host memory or in page-locked (`pinned`) memory, which the GPU
-    reaches without the driver copying it to such memory first. CUDAError where so much of it is refused.
+    float32, shape (n,), else ValueError. `pinned` (page-locked) host memory is copied at once; CUDAError if refused.
     """
 
     def __init__(self, x, pinned=False):
-        device = Device(0)
-        device.set_current()
-        self.stream, self.sms = device.create_stream(), device.properties.multiprocessor_count
+        x = np.ascontiguousarray(x)
+        if x.dtype != np.float32 or x.ndim != 1 or x.size == 0:
+            raise ValueError(f"expected a float32 vector that is not empty, got {x.dtype} of shape {x.shape}")
+        device, self.stream = gpu.open_device()
         self.d_x, self.d_y = (device.allocate(x.nbytes, stream=self.stream) for _ in range(2))
         if pinned:
             self.host_x, self.host_y = (LegacyPinnedMemoryResource().allocate(x.nbytes) for _ in range(2))
@@ -129,32 +107,19 @@ class Offload:
         else:
             self.y = np.empty_like(x)
             self.host_x, self.host_y = (Buffer.from_handle(a.ctypes.data, a.nbytes, owner=a) for a in (x, self.y))
-        self.kernel, self.n = compiled().get_kernel("polynomial"), x.size
-        resident = self.sms * (device.properties.max_threads_per_multiprocessor // BLOCK)
-        self.blocks = min(resident, -(-x.size // BLOCK))
-        self()
-
-    def compute(self, blocks=None):
-        config = LaunchConfig(grid=blocks or self.blocks, block=BLOCK)
-        launch(self.stream, config, self.kernel, self.d_x, self.d_y, np.int64(self.n))
+        self.sms, threads = device.properties.multiprocessor_count, device.properties.max_threads_per_multiprocessor
+        self.blocks = min(self.sms * (threads // BLOCK), -(-x.size // BLOCK))  # as many as run at the same time
 
     def __call__(self, copies=True, kernel=True, blocks=None):
         if copies:
             self.d_x.copy_from(self.host_x, stream=self.stream)
         if kernel:
-            self.compute(blocks)
+            config = LaunchConfig(grid=blocks or self.blocks, block=BLOCK)
+            launch(self.stream, config, compiled(), self.d_x, self.d_y, np.int64(self.y.size))
         if copies:
             self.d_y.copy_to(self.host_y, stream=self.stream)
         self.stream.sync()
-
-
-def polynomial_gpu(x, pinned=False):
-    """polynomial(x) of a float32 vector, with transfers. TypeError or ValueError for anything else."""
-    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-        raise TypeError(f"expected a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
-    if x.ndim != 1 or x.size == 0:
-        raise ValueError(f"expected a 1-D array with at least one element, got shape {x.shape}")
-    return Offload(np.ascontiguousarray(x), pinned).y.copy()
+        return self.y
 
 
 # %% Verify and measure
@@ -168,159 +133,99 @@ def random_vector(n):
 
 def verify(n):
     """The checks of NumPy and GPU on n random elements. Raises Mismatch if one is wrong."""
-    x = random_vector(n)
-    outcomes = {ONE: polynomial_numpy(x), ALL: polynomial_numpy(x, numpy_all_threads)}
-    outcomes |= {"GPU, pageable": polynomial_gpu(x), "GPU, pinned": polynomial_gpu(x, pinned=True)}
+    x, y = random_vector(n), np.empty((2, n), np.float32)
+    outcomes = {ONE: polynomial_numpy(x, y[0]), ALL: polynomial_numpy(x, y[1], THREADS)}
+    outcomes |= {"GPU": Polynomial(x)(), "GPU, pinned": Polynomial(x, pinned=True)()}
     # each of the 16 operations rounds by at most 6e-8, and only the last few weigh fully
-    return [check(name, y, reference(x), rtol=5e-7) for name, y in outcomes.items()]
-
-
-def wall_clock(calls, samples=20):
-    """Seconds on the wall, launches and waiting included. The calls take turns; the first two turns warm up."""
-    taken = {name: [] for name in calls}
-    for _ in range(2 + samples):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - start)
-    return {name: timing.Timing.of(seconds[2:]) for name, seconds in taken.items()}
+    return [check(name, out, reference(x), rtol=5e-7) for name, out in outcomes.items()]
 
 
 def benchmark() -> list[Row]:
-    """NumPy and GPU from 2^10 to 2^26 elements; then copies, kernel and whole call at 2^24 on 1, 2, 4, ... SMs."""
-    device = Device(0)
-    device.set_current()
-    yardsticks, rows = timing.yardsticks(device, device.create_stream()), []
-    verify(100_003)
-
-    def add(name, size, taken, **more):
-        what = {"section": "1.1.3", "dtype": "f32", "yardsticks": yardsticks}
-        rows.append(Row.from_timing(name=name, size=size, timing=taken, **what, **more))
-
-    logs = [k for k in LOGS if 16 << k <= gpu.free_memory() // 4]  # 8 bytes an element, twice
-    pinned_logs = []
-    for log in tqdm(logs, desc="sizes", delay=5, leave=False):
+    """NumPy and GPU from 2^10 to 2^26 elements; then 2^24 on 1, 2, 4, ... SMs, whole and in parts."""
+    yardsticks, rows, pinned_log = timing.yardsticks(*gpu.open_device()), [], LOGS[0]
+    row = partial(Row.from_timing, section="1.1.3", dtype="f32", yardsticks=yardsticks)
+    verify(1_000_003)
+    for log in [k for k in LOGS if 16 << k <= gpu.free_memory() // 4]:  # 8 bytes an element, twice
         x, y = random_vector(1 << log), np.empty(1 << log, np.float32)
-        calls = {ONE: functools.partial(numpy_one_thread, x, y), ALL: functools.partial(numpy_all_threads, x, y)}
-        calls["GPU, pageable copies"] = pageable = Offload(x)
-        calls["GPU, kernel alone"] = functools.partial(pageable, copies=False)
+        calls = {ONE: partial(polynomial_numpy, x, y), ALL: partial(polynomial_numpy, x, y, THREADS)}
+        calls |= {"GPU, pageable copies": (call := Polynomial(x)), "GPU, kernel alone": partial(call, copies=False)}
         try:
-            calls["GPU, pinned copies"] = Offload(x, pinned=True)
-            pinned_logs.append(log)
+            calls["GPU, pinned copies"], pinned_log = Polynomial(x, pinned=True), log
         except gpu.CUDAError as refused:  # containers and WSL allow only so much
             not_run(f"pinned copies of 2^{log} elements: {refused}")
-        times = wall_clock(calls)
-        for name, taken in times.items():
-            add(name, f"2^{log}", taken, peer=(ALL, times[ALL]) if name.startswith("GPU") else None)
+        times = timing.wall_clock(calls)
+        best = min(ONE, ALL, key=lambda name: times[name].seconds)
+        peers = {name: (best, times[best]) for name in times if name.startswith("GPU")}
+        rows += [row(name=k, size=f"2^{log}", timing=taken, peer=peers.get(k)) for k, taken in times.items()]
 
-    log = min(24, pinned_logs[-1])
-    call = Offload(random_vector(1 << log), pinned=True)
-    add("Amdahl, copies", f"2^{log}", wall_clock({"": functools.partial(call, kernel=False)})[""])
+    log = min(24, pinned_log)
+    call, one = Polynomial(random_vector(1 << log), pinned=True), f"2^{log} on 1 SMs"
+    calls = {
+        ("copies", f"2^{log}"): partial(call, kernel=False),
+        ("kernel", one): partial(call, copies=False, blocks=1),
+    }
     counts = [*(1 << k for k in range(10) if 1 << k < call.sms), call.sms]
-    whole = wall_clock({k: functools.partial(call, blocks=k) for k in counts})
-    alone = timing.benchmark({k: lambda stream, k=k: call.compute(k) for k in counts}, call.stream)
-    for k in counts:
-        add("Amdahl, kernel", f"2^{log} on {k} SMs", alone[k], bytes=8 << log)
-        add("Amdahl, whole call", f"2^{log} on {k} SMs", whole[k])
-    return rows
+    calls |= {("whole call", f"2^{log} on {k} SMs"): partial(call, blocks=k) for k in counts}
+    return rows + [row(name=f"Amdahl, {k}", size=n, timing=taken) for (k, n), taken in timing.wall_clock(calls).items()]
 
 
 # %% Read the figures
-def curves(rows):
-    """{name: {number: seconds}}: the number of elements, or for Amdahl's law the number of SMs."""
+def curves(rows, *kinds):
+    """{name: {number: seconds}} of names that begin so: the last number in a size, log2 of the elements or the SMs."""
     result = {}
     for row in rows:
-        log, _, sms = row.size.removeprefix("2^").partition(" on ")
-        result.setdefault(row.name, {})[int(sms.split()[0]) if sms else 1 << int(log)] = row.seconds
+        if row.name.startswith(kinds):
+            result.setdefault(row.name, {})[int(re.findall(r"\d+", row.size)[-1])] = row.seconds
     return result
 
 
 def crossing(cpu, gpu_):
-    """The size from which on the GPU stays faster, by interpolation in logarithms between the measured sizes.
-
-    The smallest size where it always is; None where it is slower at the largest.
-    """
-    sizes = sorted(cpu.keys() & gpu_.keys())
-    gain = np.log([cpu[n] / gpu_[n] for n in sizes])
-    slower = np.flatnonzero(gain < 0)
-    if slower.size == 0:
-        return float(sizes[0])
-    i = slower[-1]
-    if i == len(sizes) - 1:
-        return None
-    return float(np.exp(np.interp(0, gain[i : i + 2], np.log(sizes[i : i + 2]))))
+    """log2 of the size from which on the GPU stays faster, interpolated; inf if it is slower at the largest."""
+    logs = sorted(cpu.keys() & gpu_.keys())
+    gain = [math.log(cpu[k] / gpu_[k]) for k in logs]
+    last = max((i for i, g in enumerate(gain) if g < 0), default=-1)  # where the GPU was slower
+    return logs[0] if last < 0 else np.interp(0, gain[last : last + 2], logs[last : last + 2], right=np.inf)
 
 
-def amdahl(by_name):
-    """The share f of the copies in the call on one SM, and per number of SMs: kernel, call, and two speed-ups.
-
-    The one is measured; the other, 1 / (f + (1 - f) / SMs), knows of nothing but the copies and the kernel on one SM.
-    """
-    kernel, call = by_name["Amdahl, kernel"], by_name["Amdahl, whole call"]
-    (copies,) = by_name["Amdahl, copies"].values()
+def amdahl(rows):
+    """f, the copies' share in a call on one SM; (SMs, seconds, speed-up, Amdahl's 1 / (f + (1 - f) / SMs)) for each."""
+    parts = curves(rows, "Amdahl")
+    (copies,), kernel, call = parts["Amdahl, copies"].values(), parts["Amdahl, kernel"], parts["Amdahl, whole call"]
     f = copies / (copies + kernel[1])
-    return f, [(k, kernel[k], call[k], call[1] / call[k], 1 / (f + (1 - f) / k)) for k in sorted(call)]
+    return f, [(k, call[k], call[1] / call[k], 1 / (f + (1 - f) / k)) for k in sorted(call)]
 
 
 def report(rows):
-    """Print the comparison, the crossings and Amdahl's law."""
-    by_name = curves(rows)
-    compared = {name: curve for name, curve in by_name.items() if not name.startswith("Amdahl")}
-    sizes = sorted({n for curve in compared.values() for n in curve})
-    lines = [(f"2^{n.bit_length() - 1}", *(si(c[n], "s") if n in c else "" for c in compared.values())) for n in sizes]
+    """Print the comparison, where the GPU begins to win, and Amdahl's law."""
+    compared, numpy = curves(rows, "NumPy", "GPU"), curves(rows, "NumPy").values()
+    best = {k: min(curve[k] for curve in numpy) for k in compared[ONE]}
+    lines = [(f"2^{k}", *(si(c[k], "s") if k in c else "" for c in compared.values())) for k in best]
     table("Seconds for n elements", ("n", *compared), lines)
-    for name, curve in compared.items():
-        for cpu in (c for c in compared if c.startswith("NumPy") and name.startswith("GPU")):
-            n = crossing(compared[cpu], curve)
-            print(f"{name}: faster than {cpu}", "at none of these sizes" if n is None else f"from n = {n:,.0f} on")
-    f, parts = amdahl(by_name)
-    lines = [(k, si(kernel, "s"), si(call, "s"), f"{m:.2f}", f"{p:.2f}") for k, kernel, call, m, p in parts]
-    table("One call on more and more SMs", ("SMs", "kernel", "whole call", "speed-up", "by Amdahl's law"), lines)
+    for name, curve in curves(rows, "GPU").items():
+        log = crossing(best, curve)
+        print(f"{name}: faster than NumPy", f"from n = {2**log:,.0f} on" if log < np.inf else "at none of these sizes")
+    f, parts = amdahl(rows)
+    lines = [(k, si(seconds, "s"), f"{measured:.2f}", f"{law:.2f}") for k, seconds, measured, law in parts]
+    table("One call on more and more SMs", ("SMs", "whole call", "speed-up", "by Amdahl's law"), lines)
     print(f"f = {f:.1%} of the call on one SM are copies: no number of SMs makes it {1 / f:.1f} times as fast")
-
-
-def plot(rows, source):
-    """The curves, and Amdahl's law, into out/."""
-    by_name = curves(rows)
-    figure, axes = new_figure(f"A polynomial on CPU and GPU ({source})", "elements", "seconds")
-    for name, curve in by_name.items():
-        if not name.startswith("Amdahl"):
-            axes.loglog(list(curve), list(curve.values()), label=name)
-    axes.legend()
-    save_figure(figure, "s1_1_3_gpu_vs_cpu")
-    f, parts = amdahl(by_name)
-    counts, kernel, _, measured, predicted = zip(*parts, strict=True)
-    figure, axes = new_figure(f"Amdahl's law ({source})", "multiprocessors (SMs)", "speed-up over one SM")
-    axes.loglog(counts, kernel[0] / np.array(kernel), label="kernel alone")
-    axes.loglog(counts, measured, label="whole call")
-    axes.loglog(counts, predicted, label=f"Amdahl's law for f = {f:.0%}")
-    axes.legend()
-    save_figure(figure, "s1_1_3_amdahl")
 
 
 # %% Run
 def main(argv=None) -> int:
     options = parser(__doc__, size=1_000_003, quick_size=100_003, plot=True).parse_args(argv)
-    device = Device(0)
-    device.set_current()
-    header(__doc__, device)
-    if 16 * options.size > gpu.free_memory():
-        raise UsageError(f"--size {options.size} needs more than the {gpu.free_memory():,} bytes that are free")
+    header(__doc__, gpu.open_device()[0])
+    check_fits(16 * options.size)
     checks_table(verify(options.size))
-    if options.bench:
-        rows, source = benchmark(), f"{device.name}, measured now"
-    else:
-        stored, rows = results.load(results.REFERENCE), results.recorded("1.1.3")
-        source = " and ".join({f"{stored['gpu']}, {stored['runs'][row.run]['date'][:10]}" for row in rows})
+    rows = benchmark() if options.bench else results.recorded("1.1.3")
     if not rows:
-        print(results.NOTHING)
-        if options.plot:
-            not_run("the plot: it shows recorded figures", "./run bench 1, on a machine with a GPU")
+        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
+    source = results.source(rows)
     print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
-        plot(rows, source)
+        lines = {name: {2**k: s for k, s in curve.items()} for name, curve in curves(rows, "NumPy", "GPU").items()}
+        plot_curves(lines, f"A polynomial on CPU and GPU ({source})", "elements", "seconds", "s1_1_3_gpu_vs_cpu")
     return 0
 
 

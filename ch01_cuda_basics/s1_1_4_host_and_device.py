@@ -13,8 +13,7 @@ Key idea
   reported at once, but what a kernel does wrong surfaces at a later synchronisation, and ends the context.
 
 Run:      ./run 1.1.4     or     python ch01_cuda_basics/s1_1_4_host_and_device.py [--size N] [--quick]
-Look at:  which call reports which error; that after an illegal access nothing works any more; on a GPU, when the
-          launch returned, when the host's own work was done, and when the kernel.
+Look at:  which call reports which error; on a GPU, that launch and host work take no time beside the kernel's.
 """
 
 import functools
@@ -26,13 +25,13 @@ import time
 import numpy as np
 
 from common import gpu, timing
-from common.cli import Unavailable, UsageError, header, not_run, parser, run_main
+from common.cli import Unavailable, check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Device, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Program, ...
-from common.gpu import Device, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
+# in your own code: from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
+from common.gpu import LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
 from common.pycuda import load as load_pycuda
-from common.report import si, table
-from common.results import Row, show
+from common.report import brief, table
+from common.results import Row, measure
 from common.verify import Mismatch, check, checks_table
 
 NEEDS = ()
@@ -51,6 +50,7 @@ extern "C" __global__ void advance(unsigned* __restrict__ state, long long n, in
 }
 """
 BLOCK = 256
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL))
 
 
 # %% The reference
@@ -63,46 +63,32 @@ def reference(state, rounds):
 
 
 # %% The host works while the kernel runs
-@functools.cache
-def compiled():
-    """KERNEL, compiled once for the current device."""
-    return Program(KERNEL, "c++", ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")).compile("cubin")
-
-
 def checked(state):
-    """The array. TypeError or ValueError unless it is 1-D, uint32 and not empty."""
-    if not isinstance(state, np.ndarray) or state.dtype != np.uint32:
-        raise TypeError(f"expected a uint32 array, got {getattr(state, 'dtype', type(state).__name__)}")
-    if state.ndim != 1 or state.size == 0:
-        raise ValueError(f"expected a 1-D array with at least one element, got shape {state.shape}")
+    """The array. ValueError unless it is 1-D, uint32 and not empty."""
+    if (state := np.asarray(state)).dtype != np.uint32 or state.ndim != 1 or state.size == 0:
+        raise ValueError(f"expected a uint32 vector that is not empty, got {state.dtype} of shape {state.shape}")
     return state
 
 
-def config_for(n):
-    return LaunchConfig(grid=-(-n // BLOCK), block=BLOCK)
-
-
-def pinned(n):
-    """Page-locked memory for n uint32, as a cuda.core Buffer and as a NumPy array, which needs the Buffer alive."""
-    buffer = LegacyPinnedMemoryResource().allocate(4 * n)
-    return buffer, np.from_dlpack(buffer).view(np.uint32)
+def pinned_copy(state):
+    """`state` in page-locked memory: as a Buffer, and as a NumPy array, which needs the Buffer alive."""
+    buffer = LegacyPinnedMemoryResource().allocate(checked(state).nbytes)
+    numbers = np.from_dlpack(buffer).view(np.uint32)
+    numbers[:] = state
+    return buffer, numbers
 
 
 def advance(state, rounds, meanwhile=lambda: None):
-    """(state after `rounds` steps, as uint32; what `meanwhile()` returned, which ran while the GPU worked)."""
-    n = checked(state).size
-    device = Device(0)
-    device.set_current()
-    stream = device.create_stream()
-    buffer, numbers = pinned(n)
-    numbers[:] = state
-    d_state = device.allocate(state.nbytes, stream=stream)
+    """(`rounds` steps of state, uint32, shape (n,); what `meanwhile()` returned, which ran while the GPU worked)."""
+    device, stream = gpu.open_device()
+    buffer, numbers = pinned_copy(state)
+    n, d_state = np.int64(numbers.size), device.allocate(buffer.size, stream=stream)
+    config = LaunchConfig(grid=-(-numbers.size // BLOCK), block=BLOCK)
 
     d_state.copy_from(buffer, stream=stream)  # three entries into the stream: they run in this order,
-    launch(stream, config_for(n), compiled().get_kernel("advance"), d_state, np.int64(n), np.int32(rounds))
+    launch(stream, config, compiled().get_kernel("advance"), d_state, n, np.int32(rounds))
     d_state.copy_to(buffer, stream=stream)
     done = stream.record()  # and this event is reached after them
-
     by_host = meanwhile()  # nothing has waited so far
     done.sync()
     return numbers.copy(), by_host
@@ -110,19 +96,15 @@ def advance(state, rounds, meanwhile=lambda: None):
 
 def advance_on_two_streams(state, first, second):
     """`first` steps on one stream, then `second` on another, which waits for an event of the first one."""
-    n = checked(state).size
-    device = Device(0)
-    device.set_current()
-    one, other = device.create_stream(), device.create_stream()
-    buffer, numbers = pinned(n)
-    numbers[:] = state
-    d_state = device.allocate(state.nbytes, stream=one)
-    kernel = compiled().get_kernel("advance")
-
+    device, one = gpu.open_device()
+    other = device.create_stream()
+    buffer, numbers = pinned_copy(state)
+    n, d_state = np.int64(numbers.size), device.allocate(buffer.size, stream=one)
+    config, kernel = LaunchConfig(grid=-(-numbers.size // BLOCK), block=BLOCK), compiled().get_kernel("advance")
     d_state.copy_from(buffer, stream=one)
-    launch(one, config_for(n), kernel, d_state, np.int64(n), np.int32(first))
+    launch(one, config, kernel, d_state, n, np.int32(first))
     other.wait(one.record())  # the host goes on; without this line the kernels might run at the same time
-    launch(other, config_for(n), kernel, d_state, np.int64(n), np.int32(second))
+    launch(other, config, kernel, d_state, n, np.int32(second))
     d_state.copy_to(buffer, stream=other)
     other.sync()
     return numbers.copy()
@@ -130,22 +112,17 @@ def advance_on_two_streams(state, first, second):
 
 # %% The same through PyCUDA
 def advance_pycuda(state, rounds, meanwhile=lambda: None):
-    """As `advance`."""
+    """As `advance`; Unavailable without PyCUDA."""
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
-    pycuda = load_pycuda()
-    cuda = pycuda.driver
-    n = checked(state).size
+    pycuda, n = load_pycuda(), checked(state).size
     kernel = pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("advance")
-    stream, done = cuda.Stream(), cuda.Event()
-    numbers = cuda.pagelocked_empty(n, np.uint32)
+    cuda, stream, done = pycuda.driver, pycuda.driver.Stream(), pycuda.driver.Event()
+    numbers, d_state = cuda.pagelocked_empty(n, np.uint32), cuda.mem_alloc(4 * n)
     numbers[:] = state
-    d_state = cuda.mem_alloc(numbers.nbytes)
-
     cuda.memcpy_htod_async(d_state, numbers, stream)
     kernel(d_state, np.int64(n), np.int32(rounds), block=(BLOCK, 1, 1), grid=(-(-n // BLOCK), 1), stream=stream)
     cuda.memcpy_dtoh_async(numbers, d_state, stream)
     done.record(stream)
-
     by_host = meanwhile()
     done.synchronize()
     return numbers.copy(), by_host
@@ -154,35 +131,27 @@ def advance_pycuda(state, rounds, meanwhile=lambda: None):
 # %% Errors that are reported at once
 def immediate_errors():
     """[(what was wrong, which call said so, what it said)]. None of these harms the device: it works on."""
-    device = Device(0)
-    device.set_current()
-    stream = device.create_stream()
-    module, options = compiled(), ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
-    d_state = device.allocate(4, stream=stream)
-
-    def start(config):
-        launch(stream, config, module.get_kernel("advance"), d_state, np.int64(1), np.int32(1))
-
+    (device, stream), module = gpu.open_device(), compiled()
+    options = ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
+    call = module.get_kernel("advance"), device.allocate(4, stream=stream), np.int64(1), np.int32(1)
+    large, greedy = LaunchConfig(grid=1, block=2048), LaunchConfig(grid=1, block=32, shmem_size=1 << 20)
     attempts = {
         ("no semicolon", "Program.compile"): lambda: Program("__device__ int i", "c++", options).compile("cubin"),
         ("no kernel of that name", "get_kernel"): lambda: module.get_kernel("advanced"),
-        ("a block of 2048 threads", "launch"): lambda: start(LaunchConfig(grid=1, block=2048)),
-        ("1 MiB of shared memory", "launch"): lambda: start(LaunchConfig(grid=1, block=32, shmem_size=1 << 20)),
+        ("a block of 2048 threads", "launch"): lambda: launch(stream, large, *call),
+        ("1 MiB of shared memory", "launch"): lambda: launch(stream, greedy, *call),
     }
     found = []
-    for (what, call), attempt in attempts.items():
+    for (what, function), attempt in attempts.items():
         try:
             attempt()
+            raise Mismatch(f"{what}: {function} reported no error")
         except gpu.CUDAError as error:
-            lines = str(error).splitlines()
-            found.append((what, call, next((line for line in lines if "error:" in line), lines[0])))
-        else:
-            raise Mismatch(f"{what}: {call} reported no error")
+            found.append((what, function, brief(error)))
     return found
 
 
-# %% An error that surfaces later
-# A program of its own: an illegal access ends the CUDA context, and with it all that this process does on the GPU.
+# %% An error that surfaces later: in a program of its own, for an illegal access ends what a process does on the GPU
 FAULTY_PROGRAM = r"""
 import sys
 import numpy as np
@@ -210,10 +179,9 @@ report("device.sync, later", device.sync)
 
 def delayed_error():
     """[(call, what it reported)] of FAULTY_PROGRAM, run in a child process."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", FAULTY_PROGRAM]
-    done = subprocess.run(command, input=KERNEL, env=environment, capture_output=True, text=True)
-    calls = [tuple(line.split("\t")) for line in done.stdout.splitlines() if "\t" in line]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", FAULTY_PROGRAM], input=KERNEL, env=env, capture_output=True, text=True)
+    calls = [(call, brief(text)) for call, _, text in (line.partition("\t") for line in done.stdout.splitlines())]
     # the driver says CUDA_ERROR_ILLEGAL_ADDRESS, the runtime library cudaErrorIllegalAddress
     reported = ["illegaladdress" in text.lower().replace("_", "") for _, text in calls]
     if reported != [False, True, True] or calls[0][1] != "no error":
@@ -226,83 +194,57 @@ def random_state(n):
     return np.random.default_rng(114).integers(0, 2**32, n, dtype=np.uint32)
 
 
-def host_work():
-    """What the host has to do anyway, such as preparing the next input. Returns its sum."""
+def host_work():  # what it has to do anyway, such as preparing the next input
     return float(np.random.default_rng(1).random(1_000_000).sum())
 
 
 def verify(n, rounds):
-    """The checks of the cuda.core variants on n random elements. Raises Mismatch if one is wrong."""
-    state, expected, by_hand = random_state(n), reference(random_state(n), rounds), host_work()
+    """The checks of all variants on n random elements. Raises Mismatch if one is wrong."""
+    state = random_state(n)
     result, by_host = advance(state, rounds, host_work)
-    checks = [check("advance", result, expected), check("the host's own work", by_host, by_hand)]
-    return [*checks, check("advance_on_two_streams", advance_on_two_streams(state, rounds - 3, 3), expected)]
+    results = {"advance": result, "advance_on_two_streams": advance_on_two_streams(state, rounds - 3, 3)}
+    try:
+        results["advance_pycuda"], _ = advance_pycuda(state, rounds)
+    except Unavailable as missing:
+        print(missing)
+    own = check("the host's own work", by_host, host_work())
+    return [own, *(check(name, result, reference(state, rounds)) for name, result in results.items())]
 
 
 def benchmark() -> list[Row]:
     """When a launch returns, and how long kernel and host work take alone and at once."""
-    device = Device(0)
-    device.set_current()
-    stream = device.create_stream()
-    yardsticks = timing.yardsticks(device, stream)
+    device, stream = gpu.open_device()
+    what = {"section": "1.1.4", "size": "2^16", "dtype": "u32", "yardsticks": timing.yardsticks(device, stream)}
     verify(100_003, 100)
-    n, timed = 1 << 16, EventOptions(timing_enabled=True)
-    d_state = device.allocate(4 * n, stream=stream)
-    d_state.fill(1, stream=stream)
-    kernel, taken = compiled().get_kernel("advance"), {}
+    n, rounds, returned, d_state = 1 << 16, 100_000, [], gpu.zeros(1 << 16, np.uint32, stream).buffer
+    arguments = LaunchConfig(grid=n // BLOCK, block=BLOCK), compiled().get_kernel("advance"), d_state, np.int64(n)
 
-    def measure(rounds, work):
-        """Seconds until the launch returned, until all was done, and those of the kernel by events."""
-        config = config_for(n)
-        before = stream.record(options=timed)
-        start = time.perf_counter()
-        launch(stream, config, kernel, d_state, np.int64(n), np.int32(rounds))
-        returned = time.perf_counter() - start
-        after = stream.record(options=timed)
-        work()
-        after.sync()
-        return returned, time.perf_counter() - start, (after - before) / 1e3
+    def start(stream):
+        launch(stream, *arguments, np.int32(rounds))
 
-    measure(1000, host_work)
-    rounds = int(100_000 * 0.02 / measure(100_000, lambda: None)[2])  # so many that the kernel takes 20 ms
-    for _ in range(20):
-        start = time.perf_counter()
+    def both():
+        began = time.perf_counter()
+        start(stream)
+        returned.append(time.perf_counter() - began)
         host_work()
-        taken.setdefault("host work alone", []).append(time.perf_counter() - start)
-        taken.setdefault("kernel alone", []).append(measure(rounds, lambda: None)[2])
-        returned, total, _ = measure(rounds, host_work)
-        taken.setdefault("launch has returned", []).append(returned)
-        taken.setdefault("both at once", []).append(total)
-    what = {"section": "1.1.4", "size": "2^16", "dtype": "u32", "yardsticks": yardsticks}
-    return [Row.from_timing(name=k, timing=timing.Timing.of(v), **what) for k, v in taken.items()]
+        stream.sync()
+
+    rounds = int(rounds * 0.02 / timing.benchmark({"": start}, stream, samples=3)[""].seconds)  # 20 ms
+    times = timing.benchmark({"kernel alone": start}, stream)  # by events on the stream
+    times |= timing.wall_clock({"host work alone": host_work, "both at once": both})
+    times["launch has returned"] = timing.Timing.of(returned[2:])  # without the warm-up
+    return [Row.from_timing(name=name, timing=taken, **what) for name, taken in times.items()]
 
 
 # %% Run
 def main(argv=None) -> int:
     options = parser(__doc__, size=100_003, quick_size=20_003).parse_args(argv)
-    device = Device(0)
-    device.set_current()
-    header(__doc__, device)
-    if 8 * options.size > gpu.free_memory():
-        raise UsageError(f"--size {options.size} needs more than the {gpu.free_memory():,} bytes that are free")
-    rounds = 20 if gpu.SIMULATED else 20_000
-    checks = verify(options.size, rounds)
-    state = random_state(options.size)
-    try:
-        checks.append(check("advance_pycuda", advance_pycuda(state, rounds)[0], reference(state, rounds)))
-    except Unavailable as missing:
-        print(missing)
-    checks_table(checks)
+    header(__doc__, gpu.open_device()[0])
+    check_fits(8 * options.size)
+    checks_table(verify(options.size, rounds=20 if gpu.SIMULATED else 20_000))
     table("Reported at once", ("what is wrong", "call", "error"), immediate_errors())
     table("Surfaces later: a kernel that writes to address 0", ("call", "error"), delayed_error())
-    if options.bench:
-        rows = benchmark()
-        show(rows)
-        seconds = {row.name: row.seconds for row in rows}
-        apart = si(seconds["host work alone"] + seconds["kernel alone"], "s")
-        print(f"one after the other they would take {apart}, at once they take {si(seconds['both at once'], 's')}")
-    elif gpu.SIMULATED:
-        not_run("times: the simulator has none, and finishes a kernel at its launch", "an NVIDIA GPU with its driver")
+    measure(benchmark, options.bench)
     return 0
 
 

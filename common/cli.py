@@ -108,6 +108,14 @@ def header(title: str | None, device: Any) -> None:
     print(describe_device(device), flush=True)
 
 
+def check_fits(nbytes: int) -> None:
+    """Raise UsageError unless the current device has `nbytes` of free memory, which the chosen --size needs."""
+    from common.gpu import free_memory
+
+    if nbytes > (free := free_memory()):
+        raise UsageError(f"--size is too large: it needs {nbytes:,} bytes on the device, {free:,} are free")
+
+
 def in_ipython() -> bool:
     """True inside IPython or a notebook."""
     ipython = sys.modules.get("IPython")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def si(value: float, unit: str = "") -> str:
     return f"{f'{rounded / 1000.0**step:#.3g}'.rstrip('.')} {prefix}{unit}".rstrip()
 
 
+def brief(error: object, width: int = 90) -> str:
+    """The first sentence of an error (of a compiler's log, its first error), or as much of it as `width` allows."""
+    line = next((line for line in str(error).splitlines() if "error:" in line), str(error))
+    return textwrap.shorten(line.split(". ")[0], width, placeholder=" …")
+
+
 def new_figure(title: str, xlabel: str, ylabel: str, *, size: tuple[float, float] = (7, 4.5)) -> Any:
     """`(figure, axes)` of matplotlib, labels in English, with colours and markers anybody can tell apart."""
     from cycler import cycler
@@ -62,6 +69,15 @@ def new_figure(title: str, xlabel: str, ylabel: str, *, size: tuple[float, float
     axes.set_prop_cycle(cycler(color=_COLOURS) + cycler(marker=_MARKERS))
     axes.grid(alpha=0.3)
     return figure, axes
+
+
+def plot_curves(curves: Mapping[str, Mapping[float, float]], title: str, xlabel: str, ylabel: str, name: str) -> Path:
+    """Draw {label: {x: y}} as lines, both axes logarithmic, into `out/<name>.png`; the path."""
+    figure, axes = new_figure(title, xlabel, ylabel)
+    for label, points in curves.items():
+        axes.loglog(list(points), list(points.values()), label=label)
+    axes.legend()
+    return save_figure(figure, name)
 
 
 def save_figure(figure: Any, name: str) -> Path:

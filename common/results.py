@@ -14,14 +14,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common.cli import ReaderError, exit_code
+from common.cli import ReaderError, exit_code, not_run
 from common.report import ROOT, si, table
 from common.timing import NOISY, Timing, Yardsticks
 
@@ -99,7 +99,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What a newer measurement has to share with this one to replace it."""
+        """What tells the rows of one run apart; a newer measurement replaces what shares the first four."""
         return (self.section, self.name, self.size, self.dtype, self.peer or "")
 
 
@@ -130,12 +130,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def merge(path: Path, gpu_name: str, run_id: str, run: dict[str, Any], rows: Iterable[Row]) -> None:
-    """Put `rows`, measured in `run`, into the file: a row replaces the one of equal key. The file is
-    replaced whole, so an interruption leaves the old one; runs that no row refers to any more are dropped."""
-    data = load(path)
-    merged = {row.key: row for row in data["rows"]}
-    merged |= {row.key: replace(row, run=run_id) for row in rows}
-    # By section; within one, the order in which its script gave them.
+    """Put `rows`, measured in `run`, into the file: they replace what it has of equal section, name, size and
+    dtype, and runs that no row refers to any more are dropped. An interruption leaves the old file."""
+    data, new = load(path), {row.key: replace(row, run=run_id) for row in rows}
+    again = {key[:4] for key in new}  # a peer that changed must not leave the old row beside the new one
+    merged = {row.key: row for row in data["rows"] if row.key[:4] not in again} | new
+    # By section; within one, what was measured just now comes last, in the order in which its script gave it.
     ordered = sorted(merged.values(), key=lambda row: [int(part) for part in row.section.split(".")])
     runs = {**data["runs"], run_id: run}
     used = {row.run for row in ordered}
@@ -224,6 +224,9 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
+    def times(value: float) -> str:  # 0.80, 12.3, 1150: three digits at most
+        return f"{value:.2f}" if value < 9.995 else f"{float(f'{value:.3g}'):g}"
+
     columns: dict[str, list[str]] = {
         "节 section": [row.section if len({r.section for r in rows}) > 1 else "" for row in rows],
         "实现 variant": [row.name for row in rows],
@@ -233,7 +236,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "速率 rate": [rate(row) for row in rows],
         "占拷贝 of copy": [share(row.of_copy) for row in rows],
         "占峰值 of peak": [share(row.of_peak) for row in rows],
-        "对比 vs peer": ["" if row.of_peer is None else f"{row.of_peer:.2f}× {row.peer}" for row in rows],
+        "对比 vs peer": ["" if row.of_peer is None else f"{times(row.of_peer)}× {row.peer}" for row in rows],
         "波动 spread > 5%": [f"{row.spread:.0%}" if row.spread > NOISY else "" for row in rows],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
@@ -261,6 +264,26 @@ def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
             f"CUDA {run['cuda']}: copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s" + throttled
         )
     return lines
+
+
+def source(rows: Sequence[Row], path: Path | None = None) -> str:
+    """GPU and date of recorded rows, "NVIDIA H200, 2026-11-30"; "measured now" for rows of this process."""
+    data = load(path or REFERENCE)
+    found = {f"{data['gpu']}, {data['runs'][row.run]['date'][:10]}" if row.run else "measured now" for row in rows}
+    return " and ".join(sorted(found))
+
+
+def measure(benchmark: Callable[[], list[Row]], wanted: bool) -> list[Row]:
+    """Where it is `wanted` (a script's options.bench): run a section's `benchmark` and print what it found. On the
+    simulator say that there are no times. The rows; none where nothing was measured."""
+    from common.gpu import SIMULATED
+
+    rows = benchmark() if wanted else []
+    if rows:
+        show(rows)
+    elif SIMULATED:
+        not_run("times and rates: the simulator has no time", "an NVIDIA GPU with its driver")
+    return rows
 
 
 def show(rows: Sequence[Row], title: str = "") -> None:

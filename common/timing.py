@@ -10,9 +10,9 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -21,6 +21,7 @@ from common import gpu
 from common.cli import Unavailable
 
 Variant = Callable[[Any], None]  # enqueues its work on the stream that it is given
+Name = TypeVar("Name", bound=Hashable)
 
 NOISY = 0.05  # a spread above this is flagged
 SMALL = 20e-6  # seconds; a call below this is timed as a graph of many
@@ -108,6 +109,36 @@ def benchmark(
     if not variants or samples < 1:
         raise ValueError("benchmark needs at least one variant and one sample")
     return _measure(variants, _Rig(stream, flush_l2), samples, warmup)
+
+
+def wall_clock(calls: Mapping[Name, Callable[[], object]], samples: int = 20, warmup: int = 2) -> dict[Name, Timing]:
+    """Time `calls` (name -> function without arguments, which returns when its work is done) by the host's clock.
+
+    For work of the host, or with the host in it: launching and waiting count. The calls take turns; median of
+    `samples` rounds after `warmup` more. It runs without a GPU too, but the simulator's time says nothing.
+    """
+    taken: dict[Name, list[float]] = {name: [] for name in calls}
+    for _ in tqdm(range(warmup + samples), desc="measuring", delay=5, leave=False):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - start)
+    return {name: Timing.of(seconds[warmup:]) for name, seconds in taken.items()}
+
+
+@contextlib.contextmanager
+def torch_stream() -> Iterator[Any]:
+    """torch's current stream inside the `with`, as cuda.core's: torch, our launches and events keep one order.
+
+    Raises Unavailable on the simulator, and where torch is built without CUDA.
+    """
+    _require_gpu()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Unavailable("the comparison with torch: this torch is built without CUDA", "./run setup")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield gpu.Stream.from_handle(torch.cuda.current_stream().cuda_stream)
 
 
 def _require_gpu() -> None:

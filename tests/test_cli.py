@@ -158,3 +158,10 @@ def test_a_reader_that_goes_away_leaves_no_traceback():
         f'{sys.executable} -c "{code}" | head -1', shell=True, capture_output=True, text=True, check=True
     )
     assert shown.stdout == "x" * 99 + "\n" and shown.stderr == ""
+
+
+def test_what_does_not_fit_is_a_wrong_size(monkeypatch):
+    monkeypatch.setattr("common.gpu.free_memory", lambda: 1000)
+    cli.check_fits(1000)
+    with pytest.raises(cli.UsageError, match=r"--size is too large: it needs 1,001 bytes .* 1,000 are free"):
+        cli.check_fits(1001)

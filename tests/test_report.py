@@ -86,3 +86,9 @@ def test_a_figure_is_shown_in_a_notebook(out, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     path = report.save_figure(report.new_figure("t", "x", "y")[0], "inline")
     assert shown == [str(path)]
+
+
+def test_a_long_error_is_cut_to_its_first_sentence():
+    assert report.brief(ValueError("It failed. For many reasons.")) == "It failed"
+    assert report.brief('log:\n  x.cu(1): error: expected a ";"\n1 error') == 'x.cu(1): error: expected a ";"'
+    assert len(report.brief("word " * 100)) <= 90

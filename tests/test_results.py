@@ -58,13 +58,13 @@ def test_merge_replaces_equal_keys_keeps_the_rest_and_drops_unused_runs(tmp_path
     merge(path, "GPU", "run2", RUN, [row(seconds=5e-3), row(peer=("cuBLAS", Timing(1.0, 0, ())))])
     rows = load(path)["rows"]
     assert [(r.section, r.name, r.peer, r.run) for r in rows] == [
-        ("1.1.1", "saxpy", None, "run2"),
         ("1.1.1", "other", None, "run1"),
+        ("1.1.1", "saxpy", None, "run2"),
         ("1.1.1", "saxpy", "cuBLAS", "run2"),
         ("2.1.1", "saxpy", None, "run1"),
         ("10.1.1", "saxpy", None, "run1"),
     ]
-    assert rows[0].seconds == 5e-3 and set(load(path)["runs"]) == {"run1", "run2"}
+    assert rows[1].seconds == 5e-3 and set(load(path)["runs"]) == {"run1", "run2"}
     merge(path, "GPU", "run3", RUN, [r for r in rows if r.run == "run1"])
     assert set(load(path)["runs"]) == {"run2", "run3"}
     assert [file.name for file in path.parent.iterdir()] == ["gpu.json"], "no temporary file stays behind"
@@ -262,3 +262,36 @@ def test_the_commit_says_dirty_for_code_and_not_for_its_own_output(tmp_path, mon
     assert results._commit() == clean
     files[0].write_text("2")
     assert results._commit() == clean + "-dirty"
+
+
+def test_a_changed_peer_leaves_no_stale_row(tmp_path):
+    path = tmp_path / "gpu.json"
+    merge(path, "GPU", "run1", RUN, [row(peer=("NumPy, 1 thread", Timing(1.0, 0, ())))])
+    merge(path, "GPU", "run2", RUN, [row(peer=("NumPy, 16 threads", Timing(1.0, 0, ())))])
+    assert [(r.peer, r.run) for r in load(path)["rows"]] == [("NumPy, 16 threads", "run2")]
+
+
+def test_a_ratio_has_three_digits(tmp_path):
+    path = tmp_path / "gpu.json"
+    peers = {"a": 1.14822, "b": 0.0126, "c": 0.004, "d": 0.0000801, "e": 0.0099996}
+    merge(path, "GPU", "id", RUN, [row(name=n, peer=("P", Timing(s, 0, ()))) for n, s in peers.items()])
+    table = render("1.1.1", path)
+    for text in (" 1150× P ", " 12.6× P ", " 4.00× P ", " 0.08× P ", " 10× P "):
+        assert text in table
+
+
+def test_the_source_of_rows(tmp_path):
+    path = tmp_path / "gpu.json"
+    run = {**RUN, "date": "2031-02-03T00:00:00Z"}
+    merge(path, "NVIDIA Test", "id", run, [row()])
+    assert results.source(recorded("1.1.1", path), path) == "NVIDIA Test, 2031-02-03"
+    assert results.source([row()], path) == "measured now"
+
+
+def test_measure_shows_rows_or_says_why_not(monkeypatch, capsys):
+    assert results.measure(lambda: [row()], True) == [row()]
+    assert "saxpy" in capsys.readouterr().out
+    for simulated, text in ((True, "not run: times and rates: the simulator has no time"), (False, "")):
+        monkeypatch.setattr("common.gpu.SIMULATED", simulated)
+        assert results.measure(lambda: [row()], False) == []
+        assert capsys.readouterr().out.startswith(text)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import common.simt.api as simulator
-from common.simt import compiler, errors
+from common.simt import compiler, errors, scheduler
 from tests.simt_cases.harness import DeviceArray, Runner
 
 # The errors expected here, in one place.
@@ -945,3 +945,17 @@ def test_compiling_leaves_pythons_own_bytes_alone() -> None:
     """NVRTC writes into the bytes it is given; `b" " * 1` would be an object that all of Python shares."""
     room = compiler._room(1)  # an empty log has one byte
     assert len(room) > 1 and room is not compiler._room(1)
+
+
+ENDLESS = r"""
+__global__ void endless(unsigned* out)
+{
+    for (unsigned i = 1; i != 0; i = i * 3 | 1) out[threadIdx.x] = i;
+}
+"""
+
+
+def test_endless_loop_ends_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "TIME_LIMIT", 1.0)
+    with pytest.raises(errors.Deadlock, match=r"kernel endless has run for 1 s, and 64 threads are still at line 4"):
+        run(ENDLESS, "endless", ints(64))

@@ -96,6 +96,25 @@ def test_no_time_on_the_simulator(monkeypatch):
             call()
 
 
+def test_the_clock_of_the_host_takes_turns_and_leaves_the_warm_up_out(monkeypatch):
+    now, calls = [0.0], []
+
+    def call(name, seconds):
+        calls.append(name)
+        now[0] += seconds if len(calls) > 4 else 100.0
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    times = timing.wall_clock({"a": lambda: call("a", 1.0), 2: lambda: call(2, 3.0)}, samples=5)
+    assert calls == ["a", 2] * 7
+    assert times["a"].samples == (1.0,) * 5 and times[2].seconds == 3.0
+
+
+def test_no_stream_of_torch_on_the_simulator(monkeypatch):
+    monkeypatch.setattr(gpu, "SIMULATED", True)
+    with pytest.raises(Unavailable, match="the simulator has no time"), timing.torch_stream():
+        pass
+
+
 def test_nothing_to_measure_is_an_error(monkeypatch):
     monkeypatch.setattr(gpu, "SIMULATED", False)
     for arguments in ({"variants": {}}, {"variants": {"a": print}, "samples": 0}):

@@ -7,6 +7,7 @@ names. A loop that may wait for another thread is left for a while when others c
 is set aside for the next one, so no order of blocks can hang a correct program.
 """
 
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ CHUNK_THREADS = 16384  # more run no faster: the arrays leave the cache
 SPIN_STEPS = 48  # steps in a waiting loop before other threads get their turn
 PATIENCE = 3  # stalls before lanes set aside at a warp instruction go on without the missing ones
 STALLED_ROUNDS = 256  # rounds of nothing but waiting, over all chunks, before it counts as a deadlock
-TIME_LIMIT = 600.0  # seconds for one launch; a display's GPU allows about two
+# seconds for one launch before it counts as endless; a GPU that drives a display allows about two
+TIME_LIMIT = float(os.environ.get("CUDA_BOOK_TIME_LIMIT", "120"))
 
 
 @dataclass
@@ -77,11 +79,10 @@ class Launch:
                 if idle > STALLED_ROUNDS + len(stalled):
                     raise Deadlock(chunk.describe_wait())
 
-    def tick(self) -> None:
-        """Count a step; look at the clock now and then."""
+    def overdue(self) -> bool:
+        """Count a step, look at the clock now and then, and say whether the launch has taken too long."""
         self.ticks += 1
-        if self.ticks & 1023 == 0 and time.monotonic() - self.started > TIME_LIMIT:
-            raise Deadlock(f"{Deadlock.code}: kernel {self.program.kernel.name} ran for more than {TIME_LIMIT:.0f} s")
+        return self.ticks & 1023 == 0 and time.monotonic() - self.started > TIME_LIMIT
 
 
 class Chunk:
@@ -145,7 +146,8 @@ class Chunk:
         spinning: set[int] = set()  # places of waiting loops, run since nobody but waiters had a turn
         steps, writes = 0, self.launch.writes
         while self.ready or self.unfinished:
-            self.launch.tick()
+            if self.launch.overdue():
+                raise Deadlock(self.describe_overdue())
             if not self.ready:  # the missing lanes cannot come: go on with those that are there
                 self.step(self.unfinished.pop(min(self.unfinished)), functions, blocks)
                 continue
@@ -383,16 +385,28 @@ class Chunk:
             self.ready.setdefault(place, []).append(self.unfinished.pop(place))
 
     # ---- messages
+    def whereabouts(self) -> tuple[int, str]:
+        """How many threads could go on, and the source lines at which they are."""
+        blocks = self.launch.program.kernel.blocks
+        first = [next(iter([*blocks[p].instrs, blocks[p].control]), None) for p in self.ready]
+        where = {instr.loc for instr in first if instr is not None}
+        threads = sum(g.n for groups in self.ready.values() for g in groups)
+        return threads, ", ".join(f"line {n}" for _, n in sorted(where)) or "unknown lines"
+
     def describe_wait(self) -> str:
         """The text of a Deadlock in waiting loops."""
-        places = sorted(self.ready)
-        blocks = self.launch.program.kernel.blocks
-        where = {blocks[p].instrs[0].loc for p in places if blocks[p].instrs}
-        lines = ", ".join(f"line {n}" for _, n in sorted(where)) or "unknown lines"
-        threads = sum(g.n for gs in self.ready.values() for g in gs)
+        threads, lines = self.whereabouts()
         return (
             f"{Deadlock.code}: {threads} threads of kernel {self.launch.program.kernel.name} wait in a loop ({lines}) "
             f"for something that no thread changes"
+        )
+
+    def describe_overdue(self) -> str:
+        """The text of a Deadlock by the clock."""
+        threads, lines = self.whereabouts()
+        return (
+            f"{Deadlock.code}: kernel {self.launch.program.kernel.name} has run for {TIME_LIMIT:.0f} s, and {threads} "
+            f"threads are still at {lines}: an endless loop? CUDA_BOOK_TIME_LIMIT=SECONDS allows more"
         )
 
     def describe_barrier(self) -> str:
