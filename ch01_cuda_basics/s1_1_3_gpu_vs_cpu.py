@@ -2,7 +2,7 @@
 """1.1.3 GPU与CPU的并行计算差异 — How a GPU and a CPU compute in parallel
 
 本节用同一个多项式比较 NumPy 与 GPU（含传输、不含传输），规模从 2^10 到 2^26，并用实测数据验证阿姆达尔定律。
-One polynomial on NumPy and on the GPU, from 2^10 to 2^26 elements: where the GPU begins to win, and what limits it.
+One polynomial on NumPy and on the GPU, from 2^10 to 2^26 elements: where the GPU wins, and what limits it.
 
 要点
   CPU 用少数大核心和大缓存追求低延迟，GPU 用成千上万个线程追求高吞吐；小任务输在启动开销上。
@@ -160,10 +160,8 @@ def benchmark() -> list[Row]:
 
     log = min(24, pinned_log)
     call, one = Polynomial(random_vector(1 << log), pinned=True), f"2^{log} on 1 SMs"
-    calls = {
-        ("copies", f"2^{log}"): partial(call, kernel=False),
-        ("kernel", one): partial(call, copies=False, blocks=1),
-    }
+    calls = {("copies", f"2^{log}"): partial(call, kernel=False)}
+    calls["kernel", one] = partial(call, copies=False, blocks=1)
     counts = [*(1 << k for k in range(10) if 1 << k < call.sms), call.sms]
     calls |= {("whole call", f"2^{log} on {k} SMs"): partial(call, blocks=k) for k in counts}
     return rows + [row(name=f"Amdahl, {k}", size=n, timing=taken) for (k, n), taken in timing.wall_clock(calls).items()]
@@ -179,12 +177,14 @@ def curves(rows, *kinds):
     return result
 
 
-def crossing(cpu, gpu_):
-    """log2 of the size from which on the GPU stays faster, interpolated; inf if it is slower at the largest."""
+def faster(cpu, gpu_):
+    """Where the GPU is faster: [(from, to), ...] in log2 of the size, interpolated between the measured sizes."""
     logs = sorted(cpu.keys() & gpu_.keys())
     gain = [math.log(cpu[k] / gpu_[k]) for k in logs]
-    last = max((i for i, g in enumerate(gain) if g < 0), default=-1)  # where the GPU was slower
-    return logs[0] if last < 0 else np.interp(0, gain[last : last + 2], logs[last : last + 2], right=np.inf)
+    steps = zip(logs, gain, logs[1:], gain[1:], strict=False)
+    ends = logs[:1] * (gain[0] > 0) + [a + (b - a) * g / (g - h) for a, g, b, h in steps if (g > 0) != (h > 0)]
+    ends += logs[-1:] * (len(ends) % 2)
+    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def amdahl(rows):
@@ -196,14 +196,14 @@ def amdahl(rows):
 
 
 def report(rows):
-    """Print the comparison, where the GPU begins to win, and Amdahl's law."""
+    """Print the comparison, where the GPU wins, and Amdahl's law."""
     compared, numpy = curves(rows, "NumPy", "GPU"), curves(rows, "NumPy").values()
     best = {k: min(curve[k] for curve in numpy) for k in compared[ONE]}
     lines = [(f"2^{k}", *(si(c[k], "s") if k in c else "" for c in compared.values())) for k in best]
     table("Seconds for n elements", ("n", *compared), lines)
     for name, curve in curves(rows, "GPU").items():
-        log = crossing(best, curve)
-        print(f"{name}: faster than NumPy", f"from n = {2**log:,.0f} on" if log < np.inf else "at none of these sizes")
+        where = " and ".join(f"n = {2**a:,.0f} to {2**b:,.0f}" for a, b in faster(best, curve))
+        print(f"{name}: faster than NumPy", f"for {where}" if where else "at none of these sizes")
     f, parts = amdahl(rows)
     lines = [(k, si(seconds, "s"), f"{measured:.2f}", f"{law:.2f}") for k, seconds, measured, law in parts]
     table("One call on more and more SMs", ("SMs", "whole call", "speed-up", "by Amdahl's law"), lines)

@@ -195,7 +195,7 @@ def _commit() -> str:
         dirty = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("CUDA_BOOK_COMMIT", "unknown")
+        return os.environ.get("CUDA_BOOK_COMMIT") or "unknown"
 
 
 def _driver_version() -> str:

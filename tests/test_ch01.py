@@ -338,17 +338,21 @@ def test_113_bad_input() -> None:
             section("1.1.3").Polynomial(x)
 
 
-def test_113_crossing() -> None:
+def test_113_where_the_gpu_is_faster() -> None:
     s = section("1.1.3")
     cpu = {k: 2.0**k for k in (10, 12, 14)}  # seconds that grow with n
-    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**11)) == pytest.approx(11)
-    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**12.5)) == pytest.approx(12.5)
-    assert s.crossing(cpu, dict.fromkeys(cpu, 1.0)) == 10
-    assert s.crossing(cpu, dict.fromkeys(cpu, 2.0**20)) == np.inf
-    # faster, slower, faster: what counts is from where on it stays so
-    assert s.crossing(cpu, {10: 2.0**9, 12: 2.0**13, 14: 2.0**13}) == pytest.approx(13)
-    assert s.crossing(cpu, {10: 2.0**9, 12: 2.0**13}) == np.inf  # pinned memory was refused at 2^14
-    assert s.crossing(cpu, {10: 2.0**9, 12: 2.0, 14: 2.0**15}) == np.inf
+
+    def flat(where: list[tuple[float, float]]) -> list[float]:
+        return [end for ends in where for end in ends]
+
+    assert flat(s.faster(cpu, dict.fromkeys(cpu, 2.0**11))) == pytest.approx([11, 14])
+    assert flat(s.faster(cpu, dict.fromkeys(cpu, 2.0**12.5))) == pytest.approx([12.5, 14])
+    assert s.faster(cpu, dict.fromkeys(cpu, 1.0)) == [(10, 14)]
+    assert s.faster(cpu, dict.fromkeys(cpu, 2.0**20)) == []
+    # faster, slower, faster
+    assert flat(s.faster(cpu, {10: 2.0**9, 12: 2.0**13, 14: 2.0**13})) == pytest.approx([10, 11, 13, 14])
+    assert flat(s.faster(cpu, {10: 2.0**9, 12: 2.0**13})) == pytest.approx([10, 11])  # pinned memory ended at 2^12
+    assert flat(s.faster(cpu, {10: 2.0**11, 12: 2.0, 14: 2.0**15}))[1] == pytest.approx(12 + 2 * 11 / 12)
 
 
 def test_113_amdahl() -> None:
