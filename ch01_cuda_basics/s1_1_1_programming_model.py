@@ -1,11 +1,11 @@
 # %%
 """1.1.1 CUDA编程模型概述 — The CUDA programming model
 
-本节用向量加法和 SAXPY（y = a·x + y）走完 CUDA 编程模型：写内核、编译、分配、拷贝、启动、同步、取回、释放。
+本节用向量加法和 SAXPY（y = a·x + y）走完 CUDA 编程模型：写核函数、编译、分配、拷贝、启动、同步、取回、释放。
 Vector addition and SAXPY, from one thread per element to the version that one would ship.
 
 要点
-  内核只写一个线程做什么；启动时给出网格（多少块）和块（多少线程），几百万个线程执行同一段代码。
+  核函数只写一个线程做什么；启动时给出网格（多少块）和块（多少线程），几百万个线程执行同一段代码。
   线程用 blockIdx.x * blockDim.x + threadIdx.x 算出自己的下标；块数向上取整，多余的线程由 if (i < n) 拦住。
   网格跨步循环让任意大小的网格处理任意长度的数据；float4 让一次访存搬运 16 字节。
 Key idea

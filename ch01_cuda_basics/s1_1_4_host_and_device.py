@@ -7,7 +7,7 @@ Asynchronous launches, host work that overlaps with a kernel, events between str
 要点
   启动只是把工作放进流里，主机立即继续；要用结果，先在流或事件上同步。
   拷贝要异步，主机内存必须是锁页内存；同一个流中的工作按顺序执行，跨流的先后要用事件规定。
-  启动配置的错误当场报告；内核运行中的错误要到下一次同步才出现，而且上下文从此报废，只能结束进程。
+  启动配置的错误当场报告；核函数运行中的错误要到下一次同步才出现，而且上下文从此报废，只能结束进程。
 Key idea
   A launch puts work into a stream and returns; the host is free until it needs the result. So a wrong launch is
   reported at once, but what a kernel does wrong surfaces at a later synchronisation, and ends the context.

@@ -20,7 +20,7 @@ def _probe() -> str:
     """Why there is no usable GPU; an empty string if there is one."""
     choice = os.environ.get("CUDA_BOOK_DEVICE", "")
     if choice not in ("", "gpu", "simulator"):
-        raise ValueError(f"CUDA_BOOK_DEVICE is {choice!r}; it may be 'gpu' or 'simulator'")
+        raise SystemExit(f"CUDA_BOOK_DEVICE is {choice!r}; it may be 'gpu' or 'simulator'")
     if choice == "simulator":
         return "CUDA_BOOK_DEVICE=simulator"
     try:
@@ -38,7 +38,7 @@ def _probe() -> str:
 DEVICE_REASON = _probe()
 SIMULATED = bool(DEVICE_REASON)
 if SIMULATED and os.environ.get("CUDA_BOOK_DEVICE") == "gpu":
-    raise RuntimeError(f"CUDA_BOOK_DEVICE=gpu, but {DEVICE_REASON}")
+    raise SystemExit(f"CUDA_BOOK_DEVICE=gpu, but {DEVICE_REASON}")
 
 if TYPE_CHECKING or not SIMULATED:
     from cuda.core import (

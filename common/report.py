@@ -18,6 +18,7 @@ from common.cli import in_ipython
 
 _HOME = Path(__file__).resolve().parent.parent
 ROOT = _HOME if (_HOME / "pyproject.toml").is_file() else Path.cwd()  # the repository, else where we are
+OUT = ROOT / "out"  # where plots go
 # a number, perhaps with a unit or a sign behind it ("923 µs", "99.2%", "0.80× torch"), or nothing
 _NUMBER = re.compile(r"[-+±~<>]?(0x)?[\d.][\d.,]*(e[-+]?\d+)?\s?([%×].*|[µmkMGT]?\S{0,7})?$|[-—]?$|nan|inf|-inf")
 # Okabe and Ito's colours can be told apart by everybody; the marker says the same again.
@@ -82,7 +83,7 @@ def plot_curves(curves: Mapping[str, Mapping[float, float]], title: str, xlabel:
 
 def save_figure(figure: Any, name: str) -> Path:
     """Write the figure to `out/<name>.png` (150 dpi), say where, show it inline in a notebook; the path."""
-    path = ROOT / "out" / f"{name}.png"
+    path = OUT / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     print(f"plot: {path}")

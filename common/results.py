@@ -261,9 +261,15 @@ def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
         commit, dash, dirty = run["commit"].partition("-")
         lines.append(
             f"{data['gpu']}, {run['date'][:10]}, commit {commit[:7]}{dash}{dirty}, driver {run['driver']}, "
-            f"CUDA {run['cuda']}: copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s" + throttled
+            f"CUDA {run['cuda']}, {_versions(run['packages'])}: "
+            f"copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s" + throttled
         )
     return lines
+
+
+def _versions(packages: dict[str, str]) -> str:
+    """The libraries that the peers come from."""
+    return ", ".join(f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages)
 
 
 def source(rows: Sequence[Row], path: Path | None = None) -> str:
@@ -282,7 +288,7 @@ def measure(benchmark: Callable[[], list[Row]], wanted: bool) -> list[Row]:
     if rows:
         show(rows)
     elif SIMULATED:
-        not_run("times and rates: the simulator has no time", "an NVIDIA GPU with its driver")
+        not_run("times and rates: the simulator has no time; recorded ones are in the chapter's README.md")
     return rows
 
 

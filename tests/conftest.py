@@ -63,3 +63,13 @@ def fresh_simulator() -> Iterator[None]:
     yield
     if api := sys.modules.get("common.simt.api"):
         api.reset()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plots_of_tests_go_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """out/ holds the reader's plots; what a test draws, perhaps from made-up figures, must not replace them."""
+    from common import report
+
+    report.OUT, kept = tmp_path_factory.mktemp("out"), report.OUT
+    yield
+    report.OUT = kept

@@ -61,7 +61,7 @@ def test_an_empty_table_is_no_error(capsys):
 
 @pytest.fixture
 def out(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "OUT", tmp_path / "out")
     return tmp_path / "out"
 
 

@@ -23,7 +23,7 @@ from common import doctor, environment
 from common.cli import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADLINE = "ch01_cuda_basics/s1_1_3_gpu_vs_cpu.py"
+HEADLINE = "ch01_cuda_basics/s1_1_2_threads_blocks_grids.py"
 OTHER = "ch07_custom_ops/s7_1_1_what_is_a_custom_op.py"
 ECHO = "import os, sys\nprint(sys.argv[1:], os.environ['PYTHONPATH'].split(':')[0])\nsys.exit({code})\n"
 Done = subprocess.CompletedProcess[str]
@@ -148,7 +148,7 @@ def test_demo_ends_with_the_plot(clone: Path) -> None:
     add_section(clone, OTHER, ECHO.format(code=77))
     done = run(clone, "demo")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"1\.1\.3 .* verified", done.stdout)
+    assert re.search(r"1\.1\.2 .* verified", done.stdout)
     assert re.search(r"7\.1\.1 .* not run", done.stdout)
     assert done.stdout.endswith("plot: out/crossing.png\n")
 
@@ -158,7 +158,7 @@ def test_demo_fails_when_a_headline_fails(clone: Path, text: str) -> None:
     add_section(clone, HEADLINE, text)
     done = run(clone, "demo")
     assert done.returncode == 1
-    assert re.search(r"1\.1\.3 .* FAILED", done.stdout)
+    assert re.search(r"1\.1\.2 .* FAILED", done.stdout)
 
 
 def test_demo_without_sections_says_so(clone: Path) -> None:

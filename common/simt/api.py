@@ -4,6 +4,7 @@ Work is done at once, whatever the stream; only errors keep their timing: a kern
 synchronisation and by everything after it, until `reset()`. What is not here raises SimulatorUnsupported.
 """
 
+import atexit
 import ctypes
 import itertools
 import sys
@@ -42,6 +43,7 @@ class _State:
     def __init__(self) -> None:
         self.arena = Arena()
         self.fault: KernelFault | None = None
+        self.reported = False
         self.output: list[str] = []
 
     def check(self) -> None:
@@ -50,16 +52,24 @@ class _State:
             text, self.output = "".join(self.output), []
             sys.stdout.write(text)
         if self.fault is not None:
-            raise self.fault
+            self.reported = True
+            raise self.fault.with_traceback(None)  # where the simulator was does not help; the message has the line
+
+    def at_exit(self) -> None:
+        """A program that never waits for its kernels should still learn that one failed."""
+        if self.fault is not None and not self.reported:
+            print(f"a kernel failed, and nothing waited for it: {self.fault}", file=sys.stderr)
 
 
 _state = _State()
+atexit.register(_state.at_exit)
 _handles = itertools.count(1)
 
 
 def reset() -> None:
     """Forget a sticky fault and unprinted output (a GPU needs a new process for that). Memory stays."""
     _state.fault = None
+    _state.reported = False
     _state.output = []
 
 
@@ -489,6 +499,10 @@ def _argument(value: Any, position: int) -> bytes:
 
 def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel: Kernel, *kernel_args: Any) -> None:
     """Run a kernel. Bad configurations raise here, faults of the kernel at the next synchronisation."""
+    if not isinstance(config, cuda.core.LaunchConfig) or not isinstance(kernel, Kernel):
+        raise TypeError(
+            "launch() takes a stream, a LaunchConfig and a Kernel, in this order, then the kernel's arguments"
+        )
     if config.cluster is not None:
         raise SimulatorUnsupported("thread block clusters")
     args = [_argument(a, i) for i, a in enumerate(kernel_args)]
