@@ -8,19 +8,26 @@ Below the names stand the few helpers that save a script from repeating itself: 
 
 import ctypes
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from cuda.core import EventOptions, StreamOptions
 from cuda.core._utils.cuda_utils import CUDAError
 
 
+def _stop(message: str) -> NoReturn:
+    """One line and exit code 2, like any wrong option: nothing can be done before the device is known."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def _probe() -> str:
     """Why there is no usable GPU; an empty string if there is one."""
     choice = os.environ.get("CUDA_BOOK_DEVICE", "")
     if choice not in ("", "gpu", "simulator"):
-        raise SystemExit(f"CUDA_BOOK_DEVICE is {choice!r}; it may be 'gpu' or 'simulator'")
+        _stop(f"CUDA_BOOK_DEVICE is {choice!r}; it may be 'gpu' or 'simulator'")
     if choice == "simulator":
         return "CUDA_BOOK_DEVICE=simulator"
     try:
@@ -38,7 +45,7 @@ def _probe() -> str:
 DEVICE_REASON = _probe()
 SIMULATED = bool(DEVICE_REASON)
 if SIMULATED and os.environ.get("CUDA_BOOK_DEVICE") == "gpu":
-    raise SystemExit(f"CUDA_BOOK_DEVICE=gpu, but {DEVICE_REASON}")
+    _stop(f"CUDA_BOOK_DEVICE=gpu, but {DEVICE_REASON}")
 
 if TYPE_CHECKING or not SIMULATED:
     from cuda.core import (
@@ -141,6 +148,13 @@ class DeviceArray:
             "version": 3,
         }
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """The memory as flat bytes (int8), as a cuda.core Buffer gives it."""
+        return self.buffer.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.buffer.__dlpack_device__()
+
     def copy_from_host(self, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array of the same size in bytes to the device (waits: pageable memory is staged)."""
         array = np.ascontiguousarray(array)
@@ -198,7 +212,7 @@ def get_global(module: ObjectCode, name: str) -> Buffer:
     from cuda.bindings import driver
 
     symbol = module.symbol_mapping.get(name, name)
-    address, size = _checked(driver.cuLibraryGetGlobal(module.handle, symbol.encode()))
+    address, size = checked(driver.cuLibraryGetGlobal(module.handle, symbol.encode()))
     return Buffer.from_handle(int(address), size, owner=module)
 
 
@@ -212,7 +226,7 @@ def allow_shared_memory(kernel: Kernel, nbytes: int) -> None:
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuKernelSetAttribute(attribute, nbytes, kernel.handle, Device().device_id))
+    checked(driver.cuKernelSetAttribute(attribute, nbytes, kernel.handle, Device().device_id))
 
 
 def free_memory() -> int:
@@ -223,10 +237,10 @@ def free_memory() -> int:
         return api.memory_info()[0]
     from cuda.bindings import driver
 
-    return _checked(driver.cuMemGetInfo())[0]
+    return checked(driver.cuMemGetInfo())[0]
 
 
-def _checked(result: tuple) -> Any:
+def checked(result: tuple) -> Any:
     """Unwrap a cuda.bindings result; raises CUDAError."""
     status, *values = result
     if int(status) != 0:

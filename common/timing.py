@@ -305,11 +305,11 @@ def _measure_yardsticks(device: Any, stream: Any) -> Yardsticks:
     held: list[int] = []  # from the driver, not from a pool: it has to be free again for torch and others
     try:
         for _ in range(2):
-            held.append(int(gpu._checked(driver.cuMemAlloc(nbytes))))
+            held.append(int(gpu.checked(driver.cuMemAlloc(nbytes))))
         source, target = map(np.uint64, held)
 
         def copy(s: Any) -> None:
-            gpu._checked(driver.cuMemcpyDtoDAsync(held[1], held[0], nbytes, int(s.handle)))
+            gpu.checked(driver.cuMemcpyDtoDAsync(held[1], held[0], nbytes, int(s.handle)))
 
         def fma(s: Any) -> None:
             a, b = np.float32(0.999), np.float32(0.001)
@@ -324,7 +324,7 @@ def _measure_yardsticks(device: Any, stream: Any) -> Yardsticks:
         stream.sync()
     finally:
         for address in held:
-            gpu._checked(driver.cuMemFree(address))
+            gpu.checked(driver.cuMemFree(address))
     copy_gbps = 2 * nbytes / times["copy"].seconds / 1e9
     fma_tflops = 2 * 8 * threads * iterations / times["fma"].seconds / 1e12
     return Yardsticks(copy_gbps, fma_tflops, mhz, throttled)

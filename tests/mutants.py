@@ -133,9 +133,7 @@ def try_mutant(mutant: Mutant, root: Path) -> str:
 
 def copy_repository(target: Path) -> None:
     """The working tree without what is built or cached in it."""
-    ignore = shutil.ignore_patterns(
-        ".git", ".venv*", ".whl", "out", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
-    )
+    ignore = shutil.ignore_patterns(".git", ".venv*", "out", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
     shutil.copytree(ROOT, target, ignore=ignore)
 
 

@@ -71,11 +71,13 @@ def atomic(
         old = _compare_and_swap(view, index, value, widen(other, g.n))
         g.chunk.launch.writes += bool((old == value).any())
         return old
-    g.chunk.launch.writes += 1
     if not wanted and op in UFUNC:
+        g.chunk.launch.writes += 1
         UFUNC[op].at(view, index, value)
         return None
-    return _with_result(view, index, op, value)
+    old = _with_result(view, index, op, value)
+    g.chunk.launch.writes += bool((view[index] != old).any())  # adding 0 is a way to poll
+    return old
 
 
 def _with_result(view: np.ndarray, index: np.ndarray, op: str, value: np.ndarray) -> np.ndarray:

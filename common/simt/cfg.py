@@ -435,7 +435,7 @@ def _waits(instr: Instr, used: set[str]) -> bool:
     if instr.op == "atom":
         return bool(set(registers(instr.args[0])) & used)
     if instr.op == "ld":
-        return bool({"volatile", "relaxed", "acquire"} & set(instr.mods))
+        return bool({"volatile", "relaxed", "acquire", "cg", "cv"} & set(instr.mods))
     return instr.op == "nanosleep"
 
 

@@ -81,6 +81,8 @@ def convert(w: BlockWriter, i: Instr) -> None:
         w.write(i.args[0], "u4", f"ops.join({b}, {a}, u2, u4)")
         return
     if target == "tf32":
+        if mode != "rna":
+            raise UnknownForm(f"rounding .{mode} to tf32")
         w.write(i.args[0], "f4", f"ops.tf32({w.read(i.args[1], 'f4')})")
         return
     if source == "bf16":
@@ -91,7 +93,11 @@ def convert(w: BlockWriter, i: Instr) -> None:
     if "ftz" in i.mods and source == "f32":
         value = f"ops.flush({value})"
     if from_float and to_float:
-        expr = _float_to_float(value, source, target, mode)
+        expr = _float_to_float(
+            f"{value}.astype(f4)" if (source, target) == ("f16", "bf16") else value, source, target, mode
+        )
+        if "ftz" in i.mods and target == "f32":
+            expr = f"ops.flush({expr})"
     elif from_float:
         expr = f"ops.to_integer({value}, {mode or 'rzi'!r}, {DTYPE[target]})"
     elif to_float:

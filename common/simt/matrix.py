@@ -147,6 +147,7 @@ def wmma_load(
     where: int,
 ) -> list[np.ndarray]:
     """wmma.load: each lane reads its elements of the matrix; spare registers repeat them."""
+    memory.aligned(g, address, offset, 16, "wmma.load", where)
     dtype = WMMA_TYPES[kind]
     elements = [
         memory.load(g, at, offset, dtype, where)[0] for at in _elements(g, role, shape, layout, address, stride, dtype)
@@ -169,6 +170,7 @@ def wmma_store(
     where: int,
 ) -> None:
     """wmma.store: the inverse of wmma.load."""
+    memory.aligned(g, address, offset, 16, "wmma.store", where)
     dtype = WMMA_TYPES[kind]
     registers = np.ascontiguousarray(np.stack([np.broadcast_to(v, (g.n,)) for v in values], axis=1))
     elements = registers.view(dtype)
@@ -201,16 +203,25 @@ def one_space(address: AnyAddress) -> Address:
 
 def ldmatrix(g: "Group", address: Address, offset: int, count: int, transposed: bool, where: int) -> list[np.ndarray]:
     """ldmatrix: lane 8m + r has the address of row r (16 bytes) of matrix m; a lane gets two elements of each."""
+    _rows_aligned(g, address, offset, count, "ldmatrix", where)
     halves = [memory.load(g, at, offset, u2, where)[0] for at in _matrix_elements(g, address, count, transposed)]
     return [ops.join(low, high, u2, u4) for low, high in zip(halves[::2], halves[1::2], strict=True)]
 
 
 def stmatrix(g: "Group", address: Address, offset: int, values: list, transposed: bool, where: int) -> None:
     """stmatrix: the inverse of ldmatrix."""
+    _rows_aligned(g, address, offset, len(values), "stmatrix", where)
     pairs = [np.ascontiguousarray(np.broadcast_to(v, (g.n,))).view(u2).reshape(-1, 2) for v in values]
     halves = [pair[:, half] for pair in pairs for half in range(2)]
     for at, half in zip(_matrix_elements(g, address, len(values), transposed), halves, strict=True):
         memory.store(g, at, offset, u2, [half], where)
+
+
+def _rows_aligned(g: "Group", address: Address, offset: int, count: int, what: str, where: int) -> None:
+    """Rows have 16 bytes and start at multiples of 16; the lanes that name one are the first 8 * count of a warp."""
+    naming = np.flatnonzero(g.lane < 8 * count)
+    raw = np.broadcast_to(address.raw, (g.n,))[naming]
+    memory.aligned(g.subset(naming), Address(address.space, raw, 0), offset, 16, what, where)
 
 
 def _matrix_elements(g: "Group", address: Address, count: int, transposed: bool) -> Iterator[Address]:

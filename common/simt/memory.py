@@ -246,10 +246,7 @@ def views_of(g: "Group", space: str) -> dict[np.dtype, np.ndarray]:
 
 def check(g: "Group", address: Address, offset: int, size: int, what: str, where: int) -> None:
     """Raise the fault that the hardware would report, for the first thread that commits it."""
-    if (address.bits | offset) & (size - 1):
-        wrong = np.flatnonzero(((address.raw + offset) & (size - 1)) != 0)
-        if wrong.size:
-            _fault(g, MisalignedAddress, address, offset, size, what, where, int(wrong[0]))
+    aligned(g, address, offset, size, what, where)
     low, high = address.low + offset, address.high + offset + size
     if address.space == "global":
         arena = g.chunk.launch.arena
@@ -262,6 +259,14 @@ def check(g: "Group", address: Address, offset: int, size: int, what: str, where
         if low < 0 or high > limit:
             good = (address.raw + offset >= 0) & (address.raw + offset + size <= limit)
             _fault(g, IllegalAddress, address, offset, size, what, where, int(np.argmin(good)))
+
+
+def aligned(g: "Group", address: Address, offset: int, size: int, what: str, where: int) -> None:
+    """Raise MisalignedAddress unless `size` divides every address: for what is taken apart into smaller accesses."""
+    if (address.bits | offset) & (size - 1):
+        wrong = np.flatnonzero(((address.raw + offset) & (size - 1)) != 0)
+        if wrong.size:
+            _fault(g, MisalignedAddress, address, offset, size, what, where, int(wrong[0]))
 
 
 def _fault(
@@ -344,6 +349,8 @@ def copy_async(
 
     `offsets` are added to the target's and the source's address. The copy is done at once.
     """
+    aligned(g, target, offsets[0], size, "cp.async", where)
+    aligned(g, source, offsets[1], size, "cp.async", where)
     step = min(size, 8)
     dtype = np.dtype(f"u{step}")
     for i in range(0, size, step):

@@ -211,17 +211,18 @@ def directed(exact, mode, dtype):
 
 def fma32(a, b, c):
     """float32 fused multiply-add. The product is exact in float64; the sum rounds there and again to float32, which
-    can differ from one rounding only where float64 landed on a tie: those sums are made odd first."""
+    can differ from one rounding only where float64 landed on a tie of float32: those sums are made odd first."""
     product = np.multiply(a, b, dtype=f8)
     total = product + c
-    tie = (total.view(i8) & TIE_MASK) == TIE
-    if tie.any():
-        total = np.where(tie, sum_to_odd(product, c.astype(f8)), total)
+    twice = ((total.view(i8) & TIE_MASK) == TIE) | (np.abs(total) < SUBNORMAL)
+    if twice.any() and (total[twice] != 0).any():
+        total = np.where(twice, sum_to_odd(product, c.astype(f8)), total)
     return total.astype(f4)
 
 
 # the 29 bits that float64 has more than float32, and their value half-way between two float32 numbers
 TIE_MASK, TIE = np.int64(0x1FFFFFFF), np.int64(0x10000000)
+SUBNORMAL = 2.0**-125  # below it float32 has fewer bits, and the half-way point lies elsewhere
 
 
 def _two_product(a, b):
@@ -391,8 +392,9 @@ def to_bf16(a, mode="rn"):
 
 
 def tf32(a):
-    """float32 rounded to 10 bits of fraction, ties away from zero (cvt.rna.tf32)."""
-    return ((a.view(u4) + u4.type(0x1000)) & u4.type(0xFFFFE000)).view(f4)
+    """float32 rounded to 10 bits of fraction, ties away from zero (cvt.rna.tf32); NaN stays NaN."""
+    rounded = ((a.view(u4) + u4.type(0x1000)) & u4.type(0xFFFFE000)).view(f4)
+    return np.where(np.isfinite(a), rounded, a)
 
 
 def halves(a):

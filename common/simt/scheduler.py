@@ -24,6 +24,7 @@ from common.simt.translate import Program
 
 CHUNK_THREADS = 16384  # more run no faster: the arrays leave the cache
 SPIN_STEPS = 48  # steps in a waiting loop before other threads get their turn
+TURNS = 64  # rounds of SPIN_STEPS in which a loop that changes memory may go on before other blocks get their turn
 PATIENCE = 3  # stalls before lanes set aside at a warp instruction go on without the missing ones
 STALLED_ROUNDS = 256  # rounds of nothing but waiting, over all chunks, before it counts as a deadlock
 # seconds for one launch before it counts as endless; a GPU that drives a display allows about two
@@ -144,12 +145,12 @@ class Chunk:
         """Run until every thread has exited (True) or nothing but waiting for other blocks is left (False)."""
         functions, blocks = self.launch.program.functions, self.launch.program.kernel.blocks
         spinning: set[int] = set()  # places of waiting loops, run since nobody but waiters had a turn
-        steps, writes = 0, self.launch.writes
+        steps, writes, turns = 0, self.launch.writes, 0
         while self.ready or self.unfinished:
             if self.launch.overdue():
                 raise Deadlock(self.describe_overdue())
             if not self.ready:  # the missing lanes cannot come: go on with those that are there
-                self.step(self.unfinished.pop(min(self.unfinished)), functions, blocks)
+                self.step(self.unfinished.pop(next(iter(self.unfinished))), functions, blocks)
                 continue
             place = min(self.ready)
             if steps >= SPIN_STEPS:
@@ -158,12 +159,12 @@ class Chunk:
                     place = min(others)
                     if steps >= 2 * SPIN_STEPS:
                         spinning, steps, writes = set(), 0, self.launch.writes
-                elif self.launch.writes != writes:  # not a wait: the loop changes memory
-                    spinning, steps, writes = set(), 0, self.launch.writes
+                elif self.launch.writes != writes and turns < TURNS:  # the loop changes memory: perhaps not a wait
+                    spinning, steps, writes, turns = set(), 0, self.launch.writes, turns + 1
                     self.stalls = 0
                 elif self.unfinished and self.stalls >= PATIENCE:  # the lanes that spin wait for those set aside
                     self.stalls = 0
-                    self.step(self.unfinished.pop(min(self.unfinished)), functions, blocks)
+                    self.step(self.unfinished.pop(next(iter(self.unfinished))), functions, blocks)
                     continue
                 else:
                     self.stalls += 1
@@ -303,10 +304,12 @@ class Chunk:
         number = int(barrier[0])
         count = None if threads is None else int(threads[0])
         if "arrive" in control.mods:  # counts, but does not wait
+            assert count is not None
             arrivals = self.named.setdefault(number, np.zeros(self.count, int))
-            arrivals += self.per_block(group)
+            arrivals += self.whole_warps([group])
             self.send(group, block.targets[0])
             self.release()
+            arrivals[arrivals >= count] -= count  # full without anybody who waits: the barrier starts anew
             return
         group.arrived = Arrival(control, number, count, value)
         group.place = block.targets[0]
@@ -320,17 +323,25 @@ class Chunk:
         """How many threads of each block the group has."""
         return np.bincount(group.slot_index // self.slots_per_block, minlength=self.count)
 
+    def whole_warps(self, groups: list[Group]) -> np.ndarray:
+        """What a barrier with a count sees of each block: 32 threads for each warp whose live lanes are all here."""
+        present = self._lanes(np.concatenate([g.slot_index for g in groups]))
+        here = (present != 0) & ((self.live_lanes & ~present) == 0)
+        return 32 * here.reshape(self.count, -1).sum(1)
+
     def release(self) -> None:
         """Open every barrier whose block has all its threads there."""
         for number in {g.arrived.number for g in self.parked if g.arrived}:
             groups = [g for g in self.parked if g.arrived and g.arrived.number == number]
-            arrived = sum(self.per_block(g) for g in groups)
             counts = {g.arrived.count for g in groups if g.arrived}
             early = self.named.get(number)
+            limit = next(iter(counts - {None}), None)
+            if limit is None:
+                arrived, expected = sum(self.per_block(g) for g in groups), self.live
+            else:
+                arrived, expected = self.whole_warps(groups), np.full(self.count, limit)
             if early is not None:
                 arrived = arrived + early
-            limit = next(iter(counts - {None}), None)
-            expected = self.live if limit is None else np.full(self.count, limit)
             full = (arrived >= expected) & (arrived > 0)
             if not full.any():
                 continue
