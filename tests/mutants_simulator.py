@@ -15,7 +15,7 @@ def broken(file: str, old: str, new: str, test: str) -> Mutant:
 
 MUTANTS = [
     # arithmetic
-    broken("ops", "    if tie.any():\n", "    if False:\n", "tests/test_simt_ptx.py::test_instruction[fma_hard]"),
+    broken("ops", "    if twice.any() and", "    if False and", "tests/test_simt_ptx.py::test_instruction[fma_hard]"),
     broken(
         "ops",
         "quotient = quotient + ((a % safe",
@@ -61,8 +61,8 @@ MUTANTS = [
     ),
     broken(
         "scheduler",
-        "expected = self.live if limit is None",
-        "expected = self.live - 1 if limit is None",
+        "arrived, expected = sum(self.per_block(g) for g in groups), self.live\n",
+        "arrived, expected = sum(self.per_block(g) for g in groups), self.live - 1\n",
         f"{TRAPS}test_barrier_counts_threads_not_places",
     ),
     broken(
@@ -85,5 +85,54 @@ MUTANTS = [
         "offset = -(-offset // dtype.itemsize) * dtype.itemsize",
         "offset = offset",
         f"{KERNELS}[device_printf-33]",
+    ),
+    # found to survive in a review
+    broken(
+        "scheduler",
+        "pop(next(iter(self.unfinished))), functions, blocks)\n                continue\n            place",
+        "pop(min(self.unfinished)), functions, blocks)\n                continue\n            place",
+        "tests/test_simt_waiting.py::test_branches_of_a_warp_keep_step",
+    ),
+    broken(
+        "scheduler",
+        " and turns < TURNS:",
+        ":",
+        "tests/test_simt_waiting.py::test_any_way_to_poll_lets_other_blocks_run",
+    ),
+    broken(
+        "scheduler",
+        "arrivals[arrivals >= count] -= count",
+        "arrivals[arrivals >= count] -= 0",
+        "tests/test_simt_waiting.py::test_arrivals_that_fill_a_barrier_start_it_anew",
+    ),
+    broken(
+        "scheduler",
+        "early[full] = 0",
+        "early[full] += 0",
+        "tests/test_simt_waiting.py::test_a_named_barrier_serves_round_after_round",
+    ),
+    broken(
+        "memory",
+        "value = value[-1:]",
+        "value = value[:1]",
+        "tests/test_simt_waiting.py::test_of_threads_that_write_one_address_the_highest_wins",
+    ),
+    broken(
+        "warp",
+        "true = of_warp(g, ballot_bits(g, p)) & mask",
+        "true = of_warp(g, ballot_bits(g, p))",
+        "tests/test_simt_waiting.py::test_half_warps_reduce_and_vote_apart",
+    ),
+    broken(
+        "atomics",
+        "np.where(old >= value, 0, old + 1)",
+        "np.where(old == value, 0, old + 1)",
+        "tests/test_simt_waiting.py::test_bounded_counters_wrap_above_their_bound_too",
+    ),
+    broken(
+        "memory",
+        "left > byte",
+        "left >= byte",
+        "tests/test_simt_waiting.py::test_an_asynchronous_copy_fills_up_with_zeros",
     ),
 ]

@@ -244,6 +244,7 @@ def test_the_commit_says_dirty_for_code_and_not_for_its_own_output(tmp_path, mon
 
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("CUDA_BOOK_COMMIT", raising=False)
     assert results._commit() == "unknown"
     monkeypatch.setenv("CUDA_BOOK_COMMIT", "1234567")
     assert results._commit() == "1234567"

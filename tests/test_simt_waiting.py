@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import common.simt.api as simulator
-from common.simt import errors, ops
+from common.simt import errors, ops, scheduler
 from tests.simt_cases.harness import DeviceArray, Runner
 
 pytestmark = pytest.mark.timeout(60)
@@ -194,7 +194,10 @@ def test_branches_of_a_warp_keep_step() -> None:
 
 @pytest.mark.parametrize("how", range(5))
 @pytest.mark.parametrize(("grid", "block"), [(20, 32), (150, 512)])
-def test_any_way_to_poll_lets_other_blocks_run(how: int, grid: int, block: int) -> None:
+def test_any_way_to_poll_lets_other_blocks_run(
+    how: int, grid: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "TIME_LIMIT", 15.0)
     out = ints(grid)
     run("poll", ints(grid + 1), out, ints(1), np.int32(how), grid=grid, block=block)
     assert host(out).sum() == grid
