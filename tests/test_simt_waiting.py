@@ -104,6 +104,8 @@ __global__ void poll(int* flag, int* out, int* tries, int how)
 
 __global__ void never(int* lock) { while (atomicExch(lock, 1) != 0) { } }
 
+__global__ void tickets(int* counter, int* out) { out[threadIdx.x] = atomicAdd(counter, 1); }
+
 __global__ void last_wins(int* out) { out[0] = threadIdx.x; }
 
 __global__ void half_warps(const int* x, int* out)
@@ -278,3 +280,21 @@ def test_tf32_keeps_nan_and_infinity() -> None:
     rounded = ops.tf32(x)
     assert np.isnan(rounded[0]) and rounded[1:3].tolist() == [np.inf, -np.inf]
     assert rounded[3:].view(np.uint32).tolist() == [0x3F800000, 0x3F802000]
+
+
+def test_python_threads_may_launch_at_the_same_time() -> None:
+    """Allocations, copies and launches of several Python threads do not get in each other's way."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    gpu = Runner.of(simulator)
+    gpu.module = gpu.compile(SOURCE, ("tickets",))
+    kernel, counter = gpu.kernel("tickets"), ints(1)
+
+    def work(_: int) -> list[int]:
+        out = ints(64)
+        gpu.launch(kernel, 1, 64, counter, out)
+        return host(out).tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [ticket for some in pool.map(work, range(64)) for ticket in some]
+    assert sorted(found) == list(range(64 * 64))

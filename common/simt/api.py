@@ -203,7 +203,8 @@ class Stream:
         return GraphBuilder(self)
 
     def _submit(self, work: Callable[[], None]) -> None:
-        work()
+        with _state.arena.lock:
+            work()
 
 
 class Event:

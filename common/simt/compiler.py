@@ -31,9 +31,9 @@ def compile_ptx(source: str, options: ProgramOptions, names: tuple[str, ...]) ->
     flags = [f for f in flags if not f.startswith(b"--ptxas-options")]
     key = json.dumps([source, [f.decode() for f in flags], names, _check(nvrtc.nvrtcVersion())])
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         kept = json.loads(path.read_text())
-        if kept["key"] == key:
+        if kept["key"] == key and isinstance(kept["ptx"], str) and isinstance(kept["names"], dict):
             return kept["ptx"], kept["names"], kept["log"]
     ptx, mangled, log = _run_nvrtc(source, flags, names)
     _keep(path, {"key": key, "ptx": ptx, "names": mangled, "log": log})

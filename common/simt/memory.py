@@ -6,10 +6,13 @@ Every access is checked: inside one live allocation, and aligned to its size.
 """
 
 import bisect
+import functools
 import mmap
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,6 +60,17 @@ class Allocation:
         return self.start + self.size
 
 
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Arena that one Python thread runs at a time."""
+
+    @functools.wraps(method)
+    def alone(self: "Arena", *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
 class Arena:
     """Global memory of the device and pinned memory of the host."""
 
@@ -71,7 +85,9 @@ class Arena:
         self.used = {"device": 0, "pinned": 0}  # bytes
         self.serial = 0
         self.dropped: deque[int] = deque()
+        self.lock = threading.RLock()  # the device does one thing at a time, whichever Python thread asks
 
+    @_locked
     def allocate(self, size: int, kind: str = "device", name: str = "") -> Allocation:
         """First gap that holds `size` bytes with a guard gap behind it. Raises SimulatorError when memory is out."""
         self.free_dropped()
@@ -108,6 +124,7 @@ class Arena:
         while self.dropped:
             self.free(self.dropped.popleft())
 
+    @_locked
     def free(self, start: int) -> None:
         """Give an allocation back. Raises SimulatorError for an address that is not the start of one."""
         index = bisect.bisect_left(self.starts, start)
