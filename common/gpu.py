@@ -7,6 +7,7 @@ Below the names stand the few helpers that save a script from repeating itself: 
 """
 
 import ctypes
+import math
 import os
 import sys
 from pathlib import Path
@@ -134,7 +135,7 @@ class DeviceArray:
         self.buffer = buffer
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.dtype = np.dtype(dtype)
-        self.size = int(np.prod(self.shape))
+        self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         if self.nbytes > buffer.size:
             raise ValueError(f"{self.shape} of {self.dtype} needs {self.nbytes} bytes, the buffer has {buffer.size}")
@@ -184,7 +185,10 @@ def copy_to_buffer(buffer: Buffer, array: np.ndarray, stream: Stream) -> None:
 
 def empty(shape: int | tuple[int, ...], dtype: Any, stream: Stream) -> DeviceArray:
     """Uninitialised device memory. Raises CUDAError when there is not enough."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    if min(extents, default=1) < 0:
+        raise ValueError(f"extents must not be negative: {shape}")
+    nbytes = math.prod(extents) * np.dtype(dtype).itemsize
     return DeviceArray(stream.device.allocate(nbytes, stream=stream), shape, dtype)
 
 

@@ -298,3 +298,145 @@ def test_python_threads_may_launch_at_the_same_time() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = [ticket for some in pool.map(work, range(64)) for ticket in some]
     assert sorted(found) == list(range(64 * 64))
+
+
+COMPUTING = r"""
+#include <cuda_fp16.h>
+
+__global__ void reduce_after_volatile(const int* p, int* out, int n)
+{
+    int sum = 0;
+    if (threadIdx.x < 16)
+        for (int i = 0; i < n; ++i) sum += ((volatile const int*)p)[threadIdx.x];
+    out[threadIdx.x] = __reduce_add_sync(0xffffffffu, sum);
+}
+
+__global__ void long_loop(const int* p, int* out, int n)
+{
+    int sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += __ldcg(p + i);
+    atomicAdd(out, sum);
+}
+
+__global__ void plain_poll(int* flag, int* out)
+{
+    int b = blockIdx.x;
+    if (threadIdx.x != 0) return;
+    if (b != gridDim.x - 1)
+        while (flag[b + 1] == 0) __threadfence();
+    out[b] = 1;
+    __threadfence();
+    flag[b] = 1;
+}
+
+__global__ void half_math(const half* x, half* out) { out[threadIdx.x] = hsqrt(x[threadIdx.x]); }
+
+__device__ int v = 5;
+__global__ void bump(int* out) { out[0] = v++; }
+
+__global__ void says(int* out) { out[threadIdx.x] = printf("%hd %hhx|", 70000, 0x1ff); }
+"""
+
+
+def compiled(name: str) -> Any:
+    gpu = Runner.of(simulator)
+    gpu.module = gpu.compile(COMPUTING, (name,))
+    return gpu.kernel(name)
+
+
+@pytest.mark.parametrize("n", [100, 800, 3000])
+def test_a_loop_that_computes_without_writing_is_no_wait(n: int) -> None:
+    """Lanes at a warp operation wait for those in a long loop of volatile loads."""
+    out = ints(32)
+    Runner.of(simulator).launch(
+        compiled("reduce_after_volatile"), 1, 32, to_device(np.ones(64, np.int32)), out, np.int32(n)
+    )
+    assert host(out).tolist() == [16 * n] * 32
+
+
+def test_a_long_loop_of_cached_loads_is_no_deadlock() -> None:
+    n, out = 20_000 * 32, ints(1)
+    Runner.of(simulator).launch(compiled("long_loop"), 1, 32, to_device(np.ones(n, np.int32)), out, np.int32(n))
+    assert host(out)[0] == n
+
+
+def test_a_plain_load_and_a_fence_are_a_way_to_poll() -> None:
+    out = ints(150)
+    Runner.of(simulator).launch(compiled("plain_poll"), 150, 512, ints(151), out)
+    assert host(out).sum() == 150
+
+
+def test_half_precision_mathematics() -> None:
+    x, out = np.linspace(0, 9, 32).astype(np.float16), Runner.of(simulator).zeros(32, np.float16)
+    Runner.of(simulator).launch(compiled("half_math"), 1, 32, to_device(x), out)
+    np.testing.assert_array_equal(host(out), np.sqrt(x))
+
+
+def test_printf_truncates_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    out = ints(2)
+    Runner.of(simulator).launch(compiled("says"), 1, 2, out)
+    assert host(out).tolist() == [2, 2] and capsys.readouterr().out == "4464 ff|" * 2
+
+
+def fresh_module() -> Any:
+    options = simulator.ProgramOptions(std="c++17")
+    source = '__device__ int v = 5;\nextern "C" __global__ void bump(int* out) { out[0] = v++; }'
+    return simulator.Program(source, "c++", options).compile("cubin")
+
+
+def test_a_variable_keeps_its_module_alive() -> None:
+    import gc
+
+    stream = Runner.of(simulator).stream
+    variable = simulator.get_global(fresh_module(), "v")
+    gc.collect()
+    others = [to_device(np.full(64, 42, np.int32)) for _ in range(20)]
+    variable.fill(7, stream=stream)
+    assert all((host(other) == 42).all() for other in others)
+
+
+def test_a_graph_keeps_its_kernels_modules_alive() -> None:
+    import gc
+
+    stream, out = Runner.of(simulator).stream, ints(1)
+    builder = stream.create_graph_builder().begin_building()
+    simulator.launch(builder, simulator.LaunchConfig(grid=1, block=1), fresh_module().get_kernel("bump"), out.buffer)
+    graph = builder.end_building().complete()
+    gc.collect()
+    others = [to_device(np.full(64, 99, np.int32)) for _ in range(20)]
+    found = []
+    for _ in range(3):
+        graph.launch(stream)
+        found.append(int(host(out)[0]))
+    assert found == [5, 6, 7] and all((host(other) == 99).all() for other in others)
+
+
+def test_a_changed_header_is_compiled_again(tmp_path: Any) -> None:
+    found = []
+    for include in ('#include "mine.cuh"', "#include <mine.cuh>"):
+        for number in (1, 2):
+            (tmp_path / "mine.cuh").write_text(f"#define NUMBER {number}\n")
+            source = f'{include}\nextern "C" __global__ void f(int* out) {{ out[0] = NUMBER; }}'
+            options = simulator.ProgramOptions(std="c++17", include_path=[str(tmp_path)])
+            out = ints(1)
+            kernel = simulator.Program(source, "c++", options).compile("cubin").get_kernel("f")
+            Runner.of(simulator).launch(kernel, 1, 1, out)
+            found.append(int(host(out)[0]))
+    assert found == [1, 2, 1, 2]
+
+
+def test_a_size_that_is_no_integer_harms_nothing() -> None:
+    device, stream = Runner.of(simulator).device, Runner.of(simulator).stream
+    with pytest.raises(TypeError):
+        device.allocate(1000 / 2, stream=stream)
+    assert device.allocate(500, stream=stream).size == 500
+
+
+@pytest.mark.parametrize(("shape", "error"), [((2**32, 2**32), errors.SimulatorError), ((-2, -3), ValueError)])
+def test_impossible_shapes_are_refused(shape: tuple[int, int], error: type[Exception]) -> None:
+    from common import gpu
+
+    if not gpu.SIMULATED:
+        pytest.skip("about the simulator's memory, and a GPU is used")
+    with pytest.raises(error):
+        gpu.empty(shape, np.float32, Runner.of(simulator).stream)

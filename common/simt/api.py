@@ -6,6 +6,7 @@ synchronisation and by everything after it, until `reset()`. What is not here ra
 
 import atexit
 import ctypes
+import functools
 import itertools
 import sys
 import weakref
@@ -509,7 +510,7 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
     args = [_argument(a, i) for i, a in enumerate(kernel_args)]
     prepared = kernel._kernel.prepare(config.grid, config.block, config.shmem_size, config.is_cooperative, args)
 
-    def run() -> None:
+    def run(owner: Kernel) -> None:  # a graph that replays this keeps the kernel's module alive
         if _state.fault is not None:
             return
         _state.arena.free_dropped()
@@ -527,7 +528,7 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
             if workspace is not None:
                 _state.arena.free(workspace.start)
 
-    _on(stream, run)
+    _on(stream, functools.partial(run, kernel))
 
 
 def get_global(module: ObjectCode, name: str) -> Buffer:
@@ -535,7 +536,7 @@ def get_global(module: ObjectCode, name: str) -> Buffer:
     loaded = module._module()
     mapped = module.symbol_mapping.get(name, name)
     start = loaded.address(mapped)
-    return Buffer(start, loaded.module.variables[mapped].size, None)
+    return Buffer(start, loaded.module.variables[mapped].size, None, owner=module)  # the memory is the module's
 
 
 def set_max_dynamic_shared(kernel: Kernel, size: int) -> None:

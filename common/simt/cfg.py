@@ -436,7 +436,7 @@ def _waits(instr: Instr, used: set[str]) -> bool:
         return bool(set(registers(instr.args[0])) & used)
     if instr.op == "ld":
         return bool({"volatile", "relaxed", "acquire", "cg", "cv"} & set(instr.mods))
-    return instr.op == "nanosleep"
+    return instr.op in ("nanosleep", "membar", "fence")
 
 
 def _mark_spins(blocks: list[Block]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -30,14 +31,25 @@ def compile_ptx(source: str, options: ProgramOptions, names: tuple[str, ...]) ->
     flags += [f"-arch={ARCHITECTURE}".encode(), b"-lineinfo"]
     flags = [f for f in flags if not f.startswith(b"--ptxas-options")]
     key = json.dumps([source, [f.decode() for f in flags], names, _check(nvrtc.nvrtcVersion())])
+    own_headers = _reads_own_headers(source, flags)
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        kept = json.loads(path.read_text())
+        kept = {} if own_headers else json.loads(path.read_text())
         if kept["key"] == key and isinstance(kept["ptx"], str) and isinstance(kept["names"], dict):
             return kept["ptx"], kept["names"], kept["log"]
     ptx, mangled, log = _run_nvrtc(source, flags, names)
-    _keep(path, {"key": key, "ptx": ptx, "names": mangled, "log": log})
+    if not own_headers:
+        _keep(path, {"key": key, "ptx": ptx, "names": mangled, "log": log})
     return ptx, mangled, log
+
+
+def _reads_own_headers(source: str, flags: list[bytes]) -> bool:
+    """Whether the text may include a header that is not the toolkit's: it may change, and the cache would not know."""
+    if re.search(r'#\s*include\s*"', source) or any(flag.startswith(b"--pre-include") for flag in flags):
+        return True
+    folders = [Path(flag.split(b"=", 1)[1].decode()) for flag in flags if flag.startswith(b"--include-path=")]
+    own = [f for f in folders if f.name != "cccl" and not (f / "cuda_fp16.h").exists()]
+    return any((folder / name).exists() for name in re.findall(r"#\s*include\s*<([^>]+)>", source) for folder in own)
 
 
 def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple[str, dict[str, str], str]:

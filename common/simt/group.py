@@ -143,8 +143,9 @@ class Group:
 
     def printf(self, form: np.ndarray, arguments: np.ndarray) -> np.ndarray:
         """Device printf: addresses of the format and of each thread's packed arguments."""
-        self.chunk.launch.output += format_printf(self, form, arguments)
-        return np.array([1], u4)
+        texts, counts = format_printf(self, form, arguments)
+        self.chunk.launch.output += texts
+        return counts
 
     def describe(self, kind: type[KernelFault], detail: str, where: int, lane: int) -> str:
         """The text of a fault: what, kernel, source line, block and thread."""

@@ -8,6 +8,7 @@ Every access is checked: inside one live allocation, and aligned to its size.
 import bisect
 import functools
 import mmap
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -90,6 +91,7 @@ class Arena:
     @_locked
     def allocate(self, size: int, kind: str = "device", name: str = "") -> Allocation:
         """First gap that holds `size` bytes with a guard gap behind it. Raises SimulatorError when memory is out."""
+        size = operator.index(size)  # before anything is changed: a float raises TypeError here
         self.free_dropped()
         pool = "pinned" if kind == "pinned" else "device"
         limit = HOST_BYTES if pool == "pinned" else DEVICE_BYTES

@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t|L)?([diouxXeEfFgGaAcspn%])")
 
 
-def format_printf(g: "Group", form: np.ndarray, arguments: np.ndarray) -> list[str]:
-    """The text each thread prints, in thread order."""
+def format_printf(g: "Group", form: np.ndarray, arguments: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The text each thread prints, in thread order, and what its printf() returns: the number of arguments."""
+    counts = np.zeros(g.n, np.uint32)
     form = np.broadcast_to(form, (g.n,))
     texts: list[str] = [""] * g.n
     for pointer in np.unique(form):
         lanes = np.flatnonzero(form == pointer)
         template = g.chunk.launch.arena.string(int(pointer))
         columns = _columns(g, lanes, template, np.broadcast_to(arguments, (g.n,))[lanes])
+        counts[lanes] = len(columns)
         for position, lane in enumerate(lanes):
             texts[lane] = _fill(g, template, [c[position].item() for c in columns])
-    return texts
+    return texts, counts
 
 
 def _columns(g: "Group", lanes: np.ndarray, template: str, arguments: np.ndarray) -> list[np.ndarray]:
@@ -54,12 +56,18 @@ def _fill(g: "Group", template: str, values: list) -> str:
     queue = list(values)
 
     def one(match: re.Match) -> str:
-        flags, width, precision, _, kind = match.groups()
+        flags, width, precision, length, kind = match.groups()
         if kind == "%":
             return "%"
         width = str(queue.pop(0)) if width == "*" else width or ""
         precision = str(queue.pop(0)) if precision == "*" else precision
         value = queue.pop(0)
+        if precision is not None and precision.startswith("-"):
+            precision = None  # C: as if it were not there
+        if length in ("h", "hh") and kind in "diouxX":
+            bits = 16 if length == "h" else 8
+            value &= (1 << bits) - 1
+            value -= (value >> (bits - 1) << bits) if kind in "di" else 0
         spec = f"%{flags}{width}" + (f".{precision}" if precision is not None else "")
         if kind == "s":
             return (spec + "s") % g.chunk.launch.arena.string(value)

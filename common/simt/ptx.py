@@ -261,7 +261,7 @@ class _BodyParser:
 
     def registers(self, text: str) -> None:
         """A .reg declaration."""
-        match = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", text, re.S)
+        match = re.match(r"\.reg\s*\.(\w+)\s+(.*)$", text, re.S)
         if not match:
             raise SimulatorUnsupported(f"this register declaration: {text}")
         for name in _split(match[2]):

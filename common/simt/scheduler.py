@@ -114,6 +114,7 @@ class Chunk:
         self.parked: list[Group] = []  # at barriers
         self.unfinished: dict[int, Group] = {}  # at warp instructions, lanes missing
         self.stalls = 0  # times in a row that nothing but waiting was left
+        self.seen = 0  # state() when the loops of the chunk last looked like waiting
         self.named: dict[int, np.ndarray] = {}  # barrier -> bar.arrive counts of each block
 
     @property
@@ -162,6 +163,9 @@ class Chunk:
                 elif self.launch.writes != writes and turns < TURNS:  # the loop changes memory: perhaps not a wait
                     spinning, steps, writes, turns = set(), 0, self.launch.writes, turns + 1
                     self.stalls = 0
+                elif turns < TURNS and (state := self.state()) != self.seen:  # its registers change: it computes
+                    spinning, steps, turns, self.seen = set(), 0, turns + 1, state
+                    self.stalls, self.progress = 0, self.progress + 1
                 elif self.unfinished and self.stalls >= PATIENCE:  # the lanes that spin wait for those set aside
                     self.stalls = 0
                     self.step(self.unfinished.pop(next(iter(self.unfinished))), functions, blocks)
@@ -187,6 +191,14 @@ class Chunk:
         if self.parked:
             raise Deadlock(self.describe_barrier())
         return True
+
+    def state(self) -> int:
+        """What the threads that could go on hold: a loop that only waits comes back to the same."""
+        blocks = self.launch.program.kernel.blocks
+        groups = [(place, g.regs) for place, groups in self.ready.items() for g in groups]
+        return hash(
+            tuple((place, r, regs[r].tobytes()) for place, regs in groups for r in sorted(blocks[place].live_in))
+        )
 
     def step(self, group: Group, functions: list, blocks: list[Block]) -> None:
         """Run one block for one group and send its threads on."""
