@@ -59,7 +59,7 @@ def check(name: str, actual: ArrayLike, expected: ArrayLike, *, rtol: float = 0,
         same = got == want  # infinities too; no NaN is
         error = np.where(same, 0, _differences(got, want))
         size = np.abs(want.astype(np.complex128 if want.dtype.kind == "c" else np.float64))
-        good = same | np.isfinite(got) & np.isfinite(want) & (error <= atol + rtol * size)
+        good = same | np.isfinite(got) & np.isfinite(want) & np.isfinite(error) & (error <= atol + rtol * size)
         relative = np.where(same, 0, error / size)
     if not good.all():
         bad = np.argwhere(~good)

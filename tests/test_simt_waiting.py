@@ -440,3 +440,48 @@ def test_impossible_shapes_are_refused(shape: tuple[int, int], error: type[Excep
         pytest.skip("about the simulator's memory, and a GPU is used")
     with pytest.raises(error):
         gpu.empty(shape, np.float32, Runner.of(simulator).stream)
+
+
+ROUNDING = r"""
+#include <cuda_bf16.h>
+__global__ void f32(const float* x, float* o) { o[0] = __fadd_rd(x[0], -x[0]); o[1] = __fadd_rn(x[0], -x[0]);
+    o[2] = __fmaf_rd(x[1], x[2], x[3]); }
+__global__ void f64(const double* x, double* o) { o[0] = __dmul_rz(x[0], x[0]); o[1] = __dmul_ru(x[1], x[1]);
+    o[2] = __dadd_rz(x[2], x[2]); o[3] = __dmul_ru(x[0], x[0]); o[4] = __dadd_rd(x[3], -x[3]);
+    o[5] = __fma_rn(x[4], x[3], x[4]); o[6] = __fma_rz(1.0, x[5], x[6]); o[7] = __dmul_rd(x[1], x[1]); }
+__global__ void bf16(const __nv_bfloat16* x, __nv_bfloat16* o) { o[0] = __hfma(x[0], x[1], x[2]); }
+"""
+
+
+def rounded(name: str, x: np.ndarray, count: int) -> np.ndarray:
+    gpu = Runner.of(simulator)
+    gpu.module = gpu.compile(ROUNDING, (name,))
+    out = gpu.zeros(count, x.dtype)
+    gpu.launch(name, 1, 1, to_device(x), out)
+    return host(out)
+
+
+def test_directed_rounding_at_the_ends_of_the_range() -> None:
+    single = rounded("f32", np.array([1.5, 1e-30, 2e-30, -1e-45], np.float32), 3)
+    assert single[0] == 0 and np.signbit(single[0]) and not np.signbit(single[1])
+    assert single[2] == np.float32(-1e-45) and single[2] < 0  # 2e-60 - 1.4e-45, rounded down
+    largest, least = np.finfo(np.float64).max, 5e-324
+    double = rounded("f64", np.array([1e200, 1e-200, largest, 3.0, -0.0, -1e301, 0.68]), 8)
+    assert double[:4].tolist() == [largest, least, largest, np.inf]
+    assert double[4] == 0 and np.signbit(double[4]) and double[5] == 0 and np.signbit(double[5])
+    assert double[6] == np.nextafter(-1e301, 0) and double[7] == 0
+
+
+def test_bf16_rounds_once() -> None:
+    from common.verify import bf16_to_float32, float32_to_bf16
+
+    x = float32_to_bf16(np.array([1.015625, 1.25, 2.0**-100], np.float32))
+    assert bf16_to_float32(rounded("bf16", x, 1))[0] == 1.2734375  # just above the tie
+
+
+def test_too_much_static_shared_memory_is_refused() -> None:
+    gpu = Runner.of(simulator)
+    source = "__global__ void f(int* o) { __shared__ int s[15000]; s[threadIdx.x] = *o; __syncthreads(); *o = s[0]; }"
+    gpu.module = gpu.compile(source, ("f",))
+    with pytest.raises(errors.SimulatorError, match="60000 bytes of static shared memory"):
+        gpu.kernel("f")

@@ -161,3 +161,8 @@ def test_bf16_is_the_nearest(value):
     neighbours = bf16_to_float32(np.array([max(bits - 1, 0), min(bits + 1, 0xFFFF)], np.uint16)).astype(np.float64)
     finite = neighbours[np.isfinite(neighbours)]
     assert (abs(rounded - value) <= abs(finite - value)).all()
+
+
+def test_an_overflowing_difference_never_passes() -> None:
+    with pytest.raises(Mismatch):
+        check("x", np.array([1.7e308]), np.array([-1.7e308]), rtol=1e300)

@@ -45,14 +45,16 @@ def floating(w: BlockWriter, i: Instr, symbol: str) -> None:
     """+, -, * or /"""
     kind = type_of(i)
     if kind in SMALL_FLOATS:
-        small(w, i, f"{{0}} {symbol} {{1}}")
+        # sums made odd: float64 has too few bits for numbers far apart, and they are rounded once more
+        sums = {"+": "ops.sum_to_odd({0}, {1})", "-": "ops.sum_to_odd({0}, -{1})"}
+        small(w, i, sums.get(symbol, f"{{0}} {symbol} {{1}}"))
         return
     dtype, mode = DTYPE[kind], rounding(i)
     a, b = operands(w, i, dtype)
     if mode == "rn":
         expr = f"{a} {symbol} {b}"
     elif dtype == "f4" and symbol in "+-":
-        expr = f"ops.directed(ops.sum_to_odd({a}.astype(f8), {'-' * (symbol == '-')}{b}.astype(f8)), {mode!r}, f4)"
+        expr = f"ops.directed_sum({a}.astype(f8), {'-' * (symbol == '-')}{b}.astype(f8), {mode!r})"
     elif dtype == "f4":
         expr = f"ops.directed({a}.astype(f8) {symbol} {b}, {mode!r}, f4)"
     elif symbol == "/":
@@ -80,14 +82,14 @@ def small(w: BlockWriter, i: Instr, expr: str) -> None:
 def fused(w: BlockWriter, i: Instr) -> None:
     kind, mode = type_of(i), rounding(i)
     if kind in SMALL_FLOATS:
-        small(w, i, "{0} * {1} + {2}")
+        small(w, i, "ops.sum_to_odd({0} * {1}, {2})")
         return
     dtype = DTYPE[kind]
     a, b, c = operands(w, i, dtype)
     if dtype == "f4" and mode == "rn":
         expr = f"ops.fma32({a}, {b}, {c})"
     elif dtype == "f4":
-        expr = f"ops.directed(ops.sum_to_odd({a}.astype(f8) * {b}, {c}.astype(f8)), {mode!r}, f4)"
+        expr = f"ops.directed_sum({a}.astype(f8) * {b}, {c}.astype(f8), {mode!r})"
     elif mode == "rn":
         expr = f"ops.fma64({a}, {b}, {c})"
     else:

@@ -118,6 +118,10 @@ class LoadedKernel:
         dynamic = {v.name: -(-self.static_shared // 16) * 16 for v in shared if not v.size}
         if dynamic:
             self.static_shared = -(-self.static_shared // 16) * 16
+        if self.static_shared > SHARED_DEFAULT:
+            raise SimulatorError(
+                f"kernel {self.name} has {self.static_shared} bytes of static shared memory, 48 KiB at most"
+            )
         self.max_dynamic_shared = max(SHARED_DEFAULT - self.static_shared, 0)  # unless raised
         locals_ = [Variable(name, v.space, v.align, v.size) for name, v in kernel.local.items()]
         local, self.local_bytes = _place(locals_)

@@ -4,6 +4,8 @@ Registers are arrays of one element (the same in every thread) or of one element
 NumPy's dtypes; f16 and bf16 live in 16-bit registers, their packed pairs in 32-bit ones.
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 u1, u2, u4, u8 = (np.dtype(t) for t in ("u1", "u2", "u4", "u8"))
@@ -260,45 +262,77 @@ def fma64(a, b, c):
     high, low = _two_sum(c, e)
     s, f = _two_sum(p, high)
     result = s + sum_to_odd(low, f)
-    extreme = ~np.isfinite(p) | (np.abs(a) > 1e150) | (np.abs(b) > 1e150) | (np.abs(c) > 1e290) | (
-        (np.abs(p) < 1e-270) & (p != 0)
-    )  # fmt: skip
+    extreme = _is_extreme(a, b, c, p)
     if extreme.any():
-        result = np.where(extreme, _fma_extreme(a, b, c, extreme), result)
-    return np.where(np.isfinite(result) | extreme, result, a * b + c)
+        result = np.where(extreme, _exactly(a, b, c, extreme), result)
+    # a sum of 0 is exact, so the plain one has it with the right sign; infinities and NaN are its own too
+    plain = ~extreme & (~np.isfinite(result) | (result == 0))
+    return np.where(plain, a * b + c, result)
 
 
-def _fma_extreme(a, b, c, where):
-    """Where Dekker's splitting would overflow or underflow: rational arithmetic, one element at a time."""
-    from fractions import Fraction
+def _is_extreme(a, b, c, p):
+    """Where a step of Dekker's product or of the sums would overflow or lose bits below the smallest number."""
+    large = ~np.isfinite(p) | (np.abs(a) > 1e150) | (np.abs(b) > 1e150) | (np.abs(c) > 1e290)
+    return large | ((np.abs(p) < 1e-270) & (a != 0) & (b != 0))
 
+
+def _exactly(a, b, c, where, mode="rn"):
+    """a * b + c where Dekker's splitting would overflow or underflow: rational arithmetic, one element at a time."""
     out = (a * b + c).copy()
     for i in np.flatnonzero(where):
         x, y, z = a[i].item(), b[i].item(), c[i].item()
-        if np.isfinite([x, y, z]).all():
-            exact = Fraction(x) * Fraction(y) + Fraction(z)
-            try:
-                out[i] = exact.numerator / exact.denominator if exact else x * y + z
-            except OverflowError:
-                out[i] = np.inf if exact > 0 else -np.inf
+        if not np.isfinite([x, y, z]).all():
+            continue
+        if exact := Fraction(x) * Fraction(y) + Fraction(z):
+            out[i] = _round(exact, mode)
+        elif mode == "rm" and np.signbit(x) ^ np.signbit(y) != np.signbit(z):
+            out[i] = -0.0
     return out
+
+
+def _round(exact, mode):
+    """A Fraction as float64: to nearest even, or rounded to zero ('rz'), down ('rm') or up ('rp')."""
+    inward = mode == "rz" or mode == ("rm" if exact > 0 else "rp")  # the directed mode that makes it smaller in size
+    try:
+        r = exact.numerator / exact.denominator
+    except OverflowError:
+        r = np.finfo(f8).max if inward else np.inf
+        return r if exact > 0 else -r
+    error = exact - Fraction(r)
+    if mode == "rn" or error == 0:
+        return r
+    toward = np.inf if mode == "rp" or (mode == "rz" and exact < 0) else -np.inf
+    return np.nextafter(r, toward) if (error > 0) == (toward > 0) else r
 
 
 def directed64(op, a, b, c, mode):
     """float64 add, mul or fma rounded towards zero, down or up: the rounding error's sign decides."""
     if op == "add":
-        r, e = _two_sum(a, b)
+        a, b, c = a, np.ones(1), b
     elif op == "mul":
-        r, e = _two_product(a, b)
-    else:
-        r = fma64(a, b, c)
-        p, e1 = _two_product(a, b)
-        s, e2 = _two_sum(p, c)
-        e = (s - r) + (e1 + e2)
+        c = np.full(1, -0.0)  # adds nothing, not even to the sign of a zero
+    a, b, c = np.broadcast_arrays(a, b, c)
+    r = fma64(a, b, c)
+    p, e1 = _two_product(a, b)
+    s, e2 = _two_sum(p, c)
+    e = (s - r) + (e1 + e2)
     up = (e > 0) & ((mode == "rp") | ((mode == "rz") & (r < 0)))
     down = (e < 0) & ((mode == "rm") | ((mode == "rz") & (r > 0)))
-    r = np.where(up, np.nextafter(r, np.inf), r)
-    return np.where(down, np.nextafter(r, -np.inf), r)
+    r = np.where(up, np.nextafter(r, np.inf), np.where(down, np.nextafter(r, -np.inf), r))
+    if mode == "rm" and op != "mul":
+        r = np.where((r == 0) & (np.signbit(p) != np.signbit(c)), -0.0, r)  # rounded down, x - x is -0
+    extreme = _is_extreme(a, b, c, p)
+    if extreme.any():
+        r = np.where(extreme, _exactly(a, b, c, extreme, mode), r)
+    return r
+
+
+def directed_sum(a, b, mode):
+    """float64 a + b (b perhaps an exact product) as float32, rounded in one of the directed modes."""
+    total = sum_to_odd(a, b)
+    r = directed(total, mode, f4)
+    # rounded down, x - x is -0
+    return np.where((total == 0) & (np.signbit(a) != np.signbit(b)), f4.type(-0.0), r) if mode == "rm" else r
 
 
 def flush(a):
