@@ -67,7 +67,7 @@ def built(number: str) -> Section:
 
 def chapter_number(text: str) -> int:
     """'1' as a chapter of the book."""
-    if not text.isdigit() or int(text) not in sections.chapters():
+    if not (text.isascii() and text.isdigit()) or int(text) not in sections.chapters():
         raise UsageError(f"the book has no chapter {text}: it has 1 to {max(sections.chapters())}")
     return int(text)
 

@@ -128,6 +128,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return UNAVAILABLE, str(error)
     if isinstance(error, ReaderError):
         return USAGE if isinstance(error, UsageError) else FAILED, f"error: {error}"
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "common").startswith("common"):
+        return UNAVAILABLE, str(Unavailable(f"the package {error.name}", "./run setup"))
     gpu = sys.modules.get("common.gpu")  # without it there is no CUDA error either
     if gpu is not None and isinstance(error, gpu.CUDAError):  # which a simulator fault is too
         log = type(error).__name__ == "NVRTCError"  # the compiler's messages keep their lines
@@ -138,6 +140,8 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 def exit_code(main: Main, argv: Sequence[str] | None = None) -> int:
     """Run `main(argv)`, print its errors as the reader should see them, and return the exit code."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows '?' for it
     try:
         code = int(main(argv) or OK)
         sys.stdout.flush()

@@ -448,7 +448,8 @@ __global__ void f32(const float* x, float* o) { o[0] = __fadd_rd(x[0], -x[0]); o
     o[2] = __fmaf_rd(x[1], x[2], x[3]); }
 __global__ void f64(const double* x, double* o) { o[0] = __dmul_rz(x[0], x[0]); o[1] = __dmul_ru(x[1], x[1]);
     o[2] = __dadd_rz(x[2], x[2]); o[3] = __dmul_ru(x[0], x[0]); o[4] = __dadd_rd(x[3], -x[3]);
-    o[5] = __fma_rn(x[4], x[3], x[4]); o[6] = __fma_rz(1.0, x[5], x[6]); o[7] = __dmul_rd(x[1], x[1]); }
+    o[5] = __fma_rn(x[4], x[3], x[4]); o[6] = __fma_rz(1.0, x[5], x[6]); o[7] = __dmul_rd(x[1], x[1]);
+    o[8] = __dmul_rd(x[4] * x[4], x[2]); }
 __global__ void bf16(const __nv_bfloat16* x, __nv_bfloat16* o) { o[0] = __hfma(x[0], x[1], x[2]); }
 """
 
@@ -466,10 +467,11 @@ def test_directed_rounding_at_the_ends_of_the_range() -> None:
     assert single[0] == 0 and np.signbit(single[0]) and not np.signbit(single[1])
     assert single[2] == np.float32(-1e-45) and single[2] < 0  # 2e-60 - 1.4e-45, rounded down
     largest, least = np.finfo(np.float64).max, 5e-324
-    double = rounded("f64", np.array([1e200, 1e-200, largest, 3.0, -0.0, -1e301, 0.68]), 8)
+    double = rounded("f64", np.array([1e200, 1e-200, largest, 3.0, -0.0, -1e301, 0.68]), 9)
     assert double[:4].tolist() == [largest, least, largest, np.inf]
     assert double[4] == 0 and np.signbit(double[4]) and double[5] == 0 and np.signbit(double[5])
     assert double[6] == np.nextafter(-1e301, 0) and double[7] == 0
+    assert double[8] == 0 and not np.signbit(double[8])
 
 
 def test_bf16_rounds_once() -> None:

@@ -103,7 +103,7 @@ def convert(w: BlockWriter, i: Instr) -> None:
     elif to_float:
         expr = {
             "f16": f"ops.to_half({value}.astype(f8), {mode!r})",
-            "bf16": f"ops.to_bf16(ops.from_integer({value}, {mode!r}, f8), {mode!r})",
+            "bf16": f"ops.to_bf16(ops.integer_to_odd({value}), {mode!r})",
         }.get(target, f"ops.from_integer({value}, {mode!r}, {DTYPE[target]})")
     elif "sat" in i.mods:
         info = f"np.iinfo({DTYPE[target]})"

@@ -310,7 +310,7 @@ def directed64(op, a, b, c, mode):
     if op == "add":
         a, b, c = a, np.ones(1), b
     elif op == "mul":
-        c = np.full(1, -0.0)  # adds nothing, not even to the sign of a zero
+        c = np.copysign(0.0, a) * np.copysign(1.0, b)  # a zero of the product's sign adds nothing, not even a sign
     a, b, c = np.broadcast_arrays(a, b, c)
     r = fma64(a, b, c)
     p, e1 = _two_product(a, b)
@@ -390,6 +390,17 @@ def from_integer(a, mode, dtype):
     if BITS[a.dtype] <= 32:
         return directed(a.astype(f8), mode, dtype)
     return _directed_long(a, mode, dtype)
+
+
+def integer_to_odd(a):
+    """Integer to float64; where inexact the last bit is set, so that rounding once more is still right."""
+    r = a.astype(f8)
+    if BITS[a.dtype] <= 32:
+        return r
+    error = a.astype(np.longdouble) - r.astype(np.longdouble)  # exact: a long double holds 64 bits
+    bits = r.view(i8)
+    nudged = np.where((error > 0) == (r > 0), bits + 1, bits - 1).view(f8)
+    return np.where((error != 0) & ((bits & 1) == 0), nudged, r)
 
 
 def _directed_long(a, mode, dtype):
