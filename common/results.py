@@ -14,7 +14,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -44,7 +44,8 @@ class Row:
     """One measurement. `seconds` of one call; `bytes` moved and `flops` done by it (None: does not apply).
 
     `of_copy`, `of_peak`: the share of the yardstick. `of_peer`: the peer's seconds over ours, above 1 is
-    faster. `run` names the entry in "runs" that says when and with what; `record` fills it in.
+    faster. `figures`: what else was found, such as hardware counters, by the name of its column. `run` names the
+    entry in "runs" that says when and with what; `record` fills it in.
     """
 
     section: str
@@ -59,6 +60,7 @@ class Row:
     of_peak: float | None = None
     peer: str | None = None
     of_peer: float | None = None
+    figures: dict[str, float] | None = None
     run: str = ""
 
     @classmethod
@@ -75,6 +77,7 @@ class Row:
         flops: int | None = None,
         peer: tuple[str, Timing] | None = None,
         peak_tflops: float | None = None,
+        figures: Mapping[str, float] | None = None,
     ) -> Row:
         """A row from what `benchmark` measured; `peer` is the library's name and its timing.
 
@@ -95,6 +98,7 @@ class Row:
             of_peak=flops / timing.seconds / 1e12 / peak if flops and peak else None,
             peer=peer[0] if peer else None,
             of_peer=peer[1].seconds / timing.seconds if peer else None,
+            figures={name: float(value) for name, value in figures.items()} if figures else None,
         )
 
     @property
@@ -115,13 +119,13 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {"gpu": "", "runs": {}, "rows": []}
-    known = {field.name for field in fields(Row)}
+    known = {field.name for field in fields(Row)} - {"figures"}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in data["rows"]]
         if missing := {row.run for row in rows} - set(data["runs"]):
             raise ValueError(f"no run {sorted(missing)[0]!r}")
-        if any(set(row) != known for row in data["rows"]):
+        if any(set(row) - {"figures"} != known for row in data["rows"]):
             raise ValueError("a row with missing fields")
         return {"gpu": str(data["gpu"]), "runs": dict(data["runs"]), "rows": rows}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -142,12 +146,19 @@ def merge(path: Path, gpu_name: str, run_id: str, run: dict[str, Any], rows: Ite
     data = {
         "gpu": gpu_name,
         "runs": {name: runs[name] for name in sorted(runs) if name in used},
-        "rows": [asdict(row) for row in ordered],
+        "rows": [_as_json(row) for row in ordered],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    fields = asdict(row)
+    if row.figures is None:
+        del fields["figures"]  # few rows have any
+    return fields
 
 
 def record(rows: Sequence[Row]) -> Path:
@@ -227,6 +238,10 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     def times(value: float) -> str:  # 0.80, 12.3, 1150: three digits at most
         return f"{value:.2f}" if value < 9.995 else f"{float(f'{value:.3g}'):g}"
 
+    def figure(value: float | None) -> str:
+        return "" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+
+    further = dict.fromkeys(name for row in rows for name in row.figures or {})  # in the order of their first row
     columns: dict[str, list[str]] = {
         "节 section": [row.section if len({r.section for r in rows}) > 1 else "" for row in rows],
         "实现 variant": [row.name for row in rows],
@@ -237,6 +252,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "占拷贝 of copy": [share(row.of_copy) for row in rows],
         "占峰值 of peak": [share(row.of_peak) for row in rows],
         "对比 vs peer": ["" if row.of_peer is None else f"{times(row.of_peer)}× {row.peer}" for row in rows],
+        **{name: [figure((row.figures or {}).get(name)) for row in rows] for name in further},
         "波动 spread > 5%": [f"{row.spread:.0%}" if row.spread > NOISY else "" for row in rows],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}

@@ -49,6 +49,11 @@ class Mutant:
         (root / self.file).write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
+def faults(file: str, tests: str, *changes: tuple[str, str, str]) -> list[Mutant]:
+    """Mutants of one file: (old text, new text, the test's name behind "test_") each, the tests in one file too."""
+    return [Mutant(file, old, new, f"{tests}::test_{test}") for old, new, test in changes]
+
+
 def load() -> list[Mutant]:
     """The mutants of all tests/mutants_*.py."""
     names = sorted(path.stem for path in Path(__file__).parent.glob("mutants_*.py"))

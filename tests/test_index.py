@@ -148,6 +148,19 @@ def test_main_quick(section: Section, capfd: pytest.CaptureFixture[str]) -> None
             assert re.search(r"recorded.*\d{4}-\d\d-\d\d", output, flags=re.DOTALL), "recorded figures, with their date"
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@each(READY)
+def test_benchmark(section: Section) -> None:
+    benchmark = getattr(commands.load_module(section), "benchmark", None)
+    if benchmark is None:
+        return
+    rows = benchmark()
+    assert rows and len({row.key for row in rows}) == len(rows)
+    assert all(row.section == section.number and 0 < row.seconds < 10 for row in rows)
+    assert all(0 < row.of_copy < 1.5 for row in rows if row.of_copy is not None)
+
+
 # --- as a notebook --------------------------------------------------------------------------------------------
 
 

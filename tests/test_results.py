@@ -296,3 +296,17 @@ def test_measure_shows_rows_or_says_why_not(monkeypatch, capsys):
         monkeypatch.setattr("common.gpu.SIMULATED", simulated)
         assert results.measure(lambda: [row()], False) == []
         assert capsys.readouterr().out.startswith(text)
+
+
+def test_further_figures_are_kept_and_shown(tmp_path):
+    timing = Timing(1e-3, 0.0, (1e-3,))
+    yardsticks = Yardsticks(4000.0, 60.0, None, None)
+    what = {"section": "1.5.4", "size": "1024", "dtype": "f32", "timing": timing, "yardsticks": yardsticks}
+    counted = Row.from_timing(name="a", figures={"sectors": np.int64(1048576), "occupancy": 0.5}, **what)
+    path = tmp_path / "r.json"
+    results.merge(path, "G", "r", {"date": "2031-01-01T00:00:00Z"}, [counted, Row.from_timing(name="b", **what)])
+    first, second = results.recorded("1.5.4", path)
+    assert first.figures == {"sectors": 1048576.0, "occupancy": 0.5} and second.figures is None
+    headings, cells = results._cells([first, second])
+    assert cells[0][headings.index("sectors")] == "1,048,576" and cells[0][headings.index("occupancy")] == "0.5"
+    assert cells[1][headings.index("sectors")] == ""

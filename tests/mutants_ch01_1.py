@@ -1,18 +1,11 @@
-"""Faults in chapter 1's kernels, and the test that has to see each."""
+"""Faults in the kernels of sections 1.1.1 to 1.1.4, and the test that has to see each."""
 
-from tests.mutants import Mutant
-
-
-def _mutants(file: str, *faults: tuple[str, str, str]) -> list[Mutant]:
-    """(old text, new text, test) in one script of the chapter."""
-    return [
-        Mutant(f"ch01_cuda_basics/{file}", old, new, f"tests/test_ch01.py::test_{test}") for old, new, test in faults
-    ]
-
+from tests.mutants import faults
 
 MUTANTS = [
-    *_mutants(
-        "s1_1_1_programming_model.py",
+    *faults(
+        "ch01_cuda_basics/s1_1_1_programming_model.py",
+        "tests/test_ch01_1.py",
         # vector_add
         ("if (i < n) out[i]", "if (i < n - 1) out[i]", "111_vector_add"),
         ("if (i < n) out[i]", "if (i <= n) out[i]", "111_vector_add"),
@@ -37,8 +30,9 @@ MUTANTS = [
             "111_any_alignment_and_grid",
         ),
     ),
-    *_mutants(
-        "s1_1_2_threads_blocks_grids.py",
+    *faults(
+        "ch01_cuda_basics/s1_1_2_threads_blocks_grids.py",
+        "tests/test_ch01_1.py",
         # who_am_i
         ("threadIdx.z * blockDim.y + threadIdx.y", "threadIdx.z + threadIdx.y", "112_who"),
         ("blockIdx.z * gridDim.y + blockIdx.y", "blockIdx.z * gridDim.x + blockIdx.y", "112_who"),
@@ -59,14 +53,16 @@ MUTANTS = [
         ("aligned ? pixels / 4 : 0", "pixels / 4", "112_gray_by_4_of_any_alignment_and_grid"),
         ("4 * groups + first", "4 * groups + first + 1", "112_gray_by_4_of_any_alignment_and_grid"),
     ),
-    *_mutants(
-        "s1_1_3_gpu_vs_cpu.py",
+    *faults(
+        "ch01_cuda_basics/s1_1_3_gpu_vs_cpu.py",
+        "tests/test_ch01_1.py",
         ("1.0f / 720, 1.0f / 5040", "1.0f / 720, 1.0f / 504", "113_every_variant"),
         ("int k = 7; k >= 0", "int k = 7; k > 0", "113_every_variant"),
         ("gridDim.x * blockDim.x;", "gridDim.x * blockDim.x + 1;", "113_few_blocks_walk_through_all"),
     ),
-    *_mutants(
-        "s1_1_4_host_and_device.py",
+    *faults(
+        "ch01_cuda_basics/s1_1_4_host_and_device.py",
+        "tests/test_ch01_1.py",
         ("if (i >= n) return;", "if (i > n) return;", "114_advance"),
         ("r < rounds", "r <= rounds", "114_advance"),
         ("1664525u * s", "1664527u * s", "114_advance"),

@@ -1,4 +1,4 @@
-"""Chapter 1, CUDA basics: each kernel against NumPy, on whatever device is there."""
+"""Sections 1.1.1 to 1.1.4, the programming model: each kernel against NumPy, on whatever device is there."""
 
 from __future__ import annotations
 
@@ -6,48 +6,28 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common import gpu, results, sections, timing
-from common.__main__ import load_module
+from common import gpu, results, timing
 from common.cli import OK, USAGE, Unavailable, exit_code
 from common.sections import ROOT
-from common.verify import Mismatch, check, ulp_distance
-
-SIZES = (1, 31, 32, 33, 255, 256, 257, 1000, 20_003)
-
-
-@cache
-def section(number: str) -> ModuleType:
-    """The script of a section, imported."""
-    return load_module(sections.find(number))
-
-
-def vectors(n: int, count: int = 2) -> np.ndarray:
-    return np.random.default_rng(n).standard_normal((count, n), dtype=np.float32)
-
-
-def bad_vectors(dtype: type) -> list[tuple[Any, str]]:
-    """What a function of one non-empty vector of that dtype has to refuse, and the words for it."""
-    wrong_shape = [(np.zeros(shape, dtype), f"{dtype.__name__} of shape") for shape in ((2, 2), 0)]
-    return [*wrong_shape, (np.zeros(3), "got float64"), ([1, 2], "got int64")]
-
-
-def output_of(number: str, *options: str, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a section prints; it has to end well."""
-    code = exit_code(section(number).main, list(options))
-    done = capfd.readouterr()
-    assert code == OK, done.out + done.err
-    return done.out
-
+from common.verify import Mismatch, check
+from tests.chapter import (
+    SIZES,
+    assert_both_agree,
+    bad_vectors,
+    cell,
+    on_the_simulator,
+    output_of,
+    plots,
+    section,
+    vectors,
+)
 
 # --- 1.1.1 ----------------------------------------------------------------------------------------------------
 
@@ -270,8 +250,7 @@ def test_112_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
     printed = output_of("1.1.2", "--size", "33", "--plot", capfd=capfd)
     assert "11111111 11111111 1111\n\n00000000 00000000 0000\n00000000 00000000 0000\n" in printed
     assert re.search(r"\[9, 19\] of \[10, 20\] +8×8 +331 +5 +11 +0 +11", printed)
-    (plot,) = re.findall(r"^plot: (.*)$", printed, flags=re.MULTILINE)
-    assert Path(plot).stat().st_size > 10_000
+    assert len(plots(printed)) == 1
 
 
 # --- 1.1.3 ----------------------------------------------------------------------------------------------------
@@ -399,8 +378,7 @@ def test_113_recorded_figures_are_shown_with_gpu_and_date(
     assert len(re.findall(r"^ *2\^1[024] ", printed, flags=re.MULTILINE)) == 3
     assert len(re.findall(r"^GPU, .*: faster than NumPy ", printed, flags=re.MULTILINE)) == 3
     assert "by Amdahl's law" in printed and "of the call on one SM are copies" in printed
-    (plot,) = re.findall(r"^plot: (.*)$", printed, flags=re.MULTILINE)
-    assert Path(plot).stat().st_size > 10_000
+    assert len(plots(printed)) == 1
 
 
 def test_113_without_recorded_figures(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -498,13 +476,6 @@ def test_114_an_error_that_does_not_come_is_noticed(monkeypatch: pytest.MonkeyPa
 # --- copying a snippet ----------------------------------------------------------------------------------------
 
 
-def cell(number: str, title: str) -> str:
-    """The source of the cell of that title."""
-    text = sections.find(number).path.read_text(encoding="utf-8")
-    (source,) = re.findall(rf"^# %% {re.escape(title)}\n(.*?)(?=^# %%)", text, flags=re.DOTALL | re.MULTILINE)
-    return source
-
-
 def recipe() -> str:
     """The program that the chapter's README describes: its code, with the cells it names put in."""
     readme = (ROOT / "ch01_cuda_basics" / "README.md").read_text(encoding="utf-8")
@@ -544,25 +515,10 @@ def outputs(number: str) -> list[np.ndarray]:
     return [s.advance(s.random_state(20_003), 50)[0], s.advance_on_two_streams(s.random_state(333), 20, 30)]
 
 
-def outputs_on_the_simulator(number: str, folder: Path) -> list[np.ndarray]:
-    """`outputs` of a process that is told to use the simulator."""
-    code = "import sys, numpy; from tests.test_ch01 import outputs; numpy.savez(sys.argv[2], *outputs(sys.argv[1]))"
-    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code, number, folder / "outputs.npz"], env=environment, check=True)
-    with np.load(folder / "outputs.npz", allow_pickle=False) as made:
-        return list(made.values())
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", ["1.1.1", "1.1.2", "1.1.3", "1.1.4"])
 def test_gpu_and_simulator_agree(number: str, tmp_path: Path) -> None:
-    """Integers bit for bit; floats to one unit in the last place, for the compiler may fuse a x + y in either."""
-    for ours, simulated in zip(outputs(number), outputs_on_the_simulator(number, tmp_path), strict=True):
-        assert ours.dtype == simulated.dtype
-        if ours.dtype == np.float32:
-            assert ulp_distance(ours, simulated).max() <= 1
-        else:
-            np.testing.assert_array_equal(ours, simulated)
+    assert_both_agree(outputs(number), on_the_simulator(__name__, number, tmp_path))
 
 
 @pytest.mark.gpu
@@ -599,13 +555,7 @@ def test_111_more_than_2_to_the_31_elements() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["1.1.1", "1.1.2", "1.1.3", "1.1.4"])
-def test_benchmark(number: str) -> None:
-    rows = section(number).benchmark()
-    assert len({row.key for row in rows}) == len(rows)
-    assert all(row.section == number and 0 < row.seconds < 10 for row in rows)
-    assert all(0 < row.of_copy < 1.5 for row in rows if row.of_copy is not None)
-    if number == "1.1.4":
-        seconds = {row.name: row.seconds for row in rows}
-        assert seconds["launch has returned"] < 0.1 * seconds["kernel alone"]
-        assert seconds["both at once"] < 0.9 * (seconds["kernel alone"] + seconds["host work alone"])
+def test_114_the_host_is_free_meanwhile() -> None:
+    seconds = {row.name: row.seconds for row in section("1.1.4").benchmark()}
+    assert seconds["launch has returned"] < 0.1 * seconds["kernel alone"]
+    assert seconds["both at once"] < 0.9 * (seconds["kernel alone"] + seconds["host work alone"])
