@@ -48,28 +48,21 @@ def test_the_snippet_is_the_same_in_both():
     assert blocks(READMES[0], "python") == blocks(READMES[1], "python")
 
 
+def run_alone(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that is the only file of its folder."""
+    (folder / "mine.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "mine.py"], cwd=folder, capture_output=True, text=True, env=environment)
+
+
 def test_the_snippet_runs_from_an_empty_folder(tmp_path: Path):
     (code,) = blocks("README.md", "python")
     if gpu.SIMULATED:
         assert code.count("from cuda.core import") == 1
         code = code.replace("from cuda.core import", "from common.gpu import")
-    (tmp_path / "mine.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run_alone(code, tmp_path)
     assert done.returncode == 0, done.stderr
     broken = code.replace("a * x[i] + y[i]", "a * x[i] - y[i]")
     assert broken != code
-    (tmp_path / "mine.py").write_text(broken)
-    done = subprocess.run(
-        [sys.executable, "mine.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run_alone(broken, tmp_path)
     assert done.returncode != 0 and "Mismatched elements" in done.stderr
