@@ -34,7 +34,8 @@ def load(w: BlockWriter, i: Instr) -> None:
             w.write(target, dtype, f"g.param({offset + k * SIZE[dtype]}, {dtype})")
         return
     address, offset = w.address(space, mem)
-    values = w.fresh(f"memory.load(g, {address}, {offset}, {dtype}, {w.where()}, {vector_of(i)})")
+    name = "load_constant" if "const" in i.mods else "load"
+    values = w.fresh(f"memory.{name}(g, {address}, {offset}, {dtype}, {w.where()}, {vector_of(i)})")
     for k, target in enumerate(targets):
         w.write(target, dtype, f"{values}[{k}]")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.simt.cfg import Block
+from common.simt.counters import Counts
 from common.simt.errors import Deadlock
 from common.simt.group import Arrival, Group
 from common.simt.memory import Arena, fresh_views, typed_views
@@ -48,6 +49,7 @@ class Launch:
     output: list[str] = field(default_factory=list)  # what its threads printed
     writes: int = 0  # stores and atomics so far: a waiting loop is one during which this stands still
     ticks: int = 0  # blocks run so far
+    counts: Counts | None = None  # where somebody counts
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -144,7 +146,9 @@ class Chunk:
     # ---- the main loop
     def run(self) -> bool:
         """Run until every thread has exited (True) or nothing but waiting for other blocks is left (False)."""
-        functions, blocks = self.launch.program.functions, self.launch.program.kernel.blocks
+        program, counts = self.launch.program, self.launch.counts
+        functions = program.functions if counts is None else program.counting_functions
+        blocks = program.kernel.blocks
         spinning: set[int] = set()  # places of waiting loops, run since nobody but waiters had a turn
         steps, writes, turns = 0, self.launch.writes, 0
         while self.ready or self.unfinished:
@@ -203,6 +207,8 @@ class Chunk:
     def step(self, group: Group, functions: list, blocks: list[Block]) -> None:
         """Run one block for one group and send its threads on."""
         block = blocks[group.place]
+        if self.launch.counts is not None:
+            self.launch.counts.block(group.place, block, group)
         outcome = functions[group.place](group.regs, group)
         kind = block.kind
         if kind == "jump":

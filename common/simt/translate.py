@@ -4,7 +4,9 @@
 """
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +34,20 @@ class Program:
         self.lines: list[tuple[int, int]] = []  # `where` -> (file, line)
         writers = [BlockWriter(self, i, block) for i, block in enumerate(kernel.blocks)]
         self.source = "\n".join(writer.text() for writer in writers)
-        exec(compile(self.source, f"<simulated {kernel.name}>", "exec"), self.namespace)
-        self.functions = [self.namespace[f"block_{i}"] for i in range(len(kernel.blocks))]
+        self.functions = self._functions(self.namespace)
         # registers that some path reads before any write (the compiler knows it never matters), and their dtypes
         self.undefined = [(r, writers[0].home(r)) for r in sorted(kernel.blocks[0].live_in)]
+
+    def _functions(self, namespace: dict) -> list[Callable]:
+        exec(compile(self.source, f"<simulated {self.kernel.name}>", "exec"), namespace)
+        return [namespace[f"block_{i}"] for i in range(len(self.kernel.blocks))]
+
+    @functools.cached_property
+    def counting_functions(self) -> list[Callable]:
+        """The blocks' functions with their accesses counted."""
+        from common.simt import counters  # which imports the modules that it stands in for
+
+        return self._functions({**self.namespace, **counters.NAMESPACE})
 
     def constant(self, value: int | float | bool, dtype: str) -> str:
         """The name under which the generated code finds this value as an array of one element."""
