@@ -27,6 +27,7 @@ Code of 《大模型训练与推理加速实战：基于CUDA计算平台（Pytho
 
   ./run 1.1.1 [options]         run a section; --help lists its options, --quick is a small run
   ./run list [chapter]          the sections: which are built, what each does without a GPU
+  ./run profile section         what its kernels ask of the memory, by source line, counted by the simulator
   ./run notebook [section]      JupyterLab, on a section if one is named
   ./run doctor                  what is installed, what is missing, what that would unlock
   ./run bench [chapter|simt]    measure on a GPU into results/; simt: the simulator's own speed
@@ -38,7 +39,7 @@ The first command that needs it makes .venv (RUN_PYTHON=/path/to/python uses a p
 CUDA_BOOK_DEVICE=simulator runs on the simulator although there is a GPU.
 Exit codes: 0 verified, 1 failed, 2 wrong usage, 77 something it needs is missing, 130 interrupted."""
 
-COMMANDS = ("demo", "test", "list", "notebook", "doctor", "bench", "setup", "lint", "help")
+COMMANDS = ("demo", "test", "list", "profile", "notebook", "doctor", "bench", "setup", "lint", "help")
 
 # The script that shows a chapter at its best; it must accept --quick and --plot.
 HEADLINES = {1: "1.1.2"}
@@ -198,6 +199,14 @@ def notebook(section: Section | None, options: list[str]) -> int:
     replace_process(sys.executable, "-m", "jupyterlab", *opened, *as_root, *options)
 
 
+def profile(section: Section, options: list[str]) -> int:
+    """Count what a section's kernels do, on the simulator whatever device there is."""
+    os.environ["CUDA_BOOK_DEVICE"] = "simulator"  # before common.gpu looks
+    from common.profile import report
+
+    return report(section, options)
+
+
 def lint() -> int:
     """ruff check, ruff format --check, mypy on `common`; all three, whatever the first says."""
     checks = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy", "common"])
@@ -239,6 +248,11 @@ def parse(arguments: list[str]) -> Command:
             return Command(lambda: notebook(section, options))
         case ["notebook", *options]:
             return Command(lambda: notebook(None, options))
+        case ["profile"]:
+            raise UsageError("profile needs a section, such as 1.1.2 (./run list)")
+        case ["profile", number, *options] if not number.startswith("-"):
+            section = built(number)
+            return Command(lambda: profile(section, options))
         case [number, *options] if number[:1].isdigit():
             section = built(number)
             return Command(lambda: replace_process(*script(section, *options)))
