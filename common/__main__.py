@@ -28,6 +28,7 @@ Code of 《大模型训练与推理加速实战：基于CUDA计算平台（Pytho
   ./run 1.1.1 [options]         run a section; --help lists its options, --quick is a small run
   ./run list [chapter]          the sections: which are built, what each does without a GPU
   ./run profile section         what its kernels ask of the memory, by source line, counted by the simulator
+  ./run sanitize section        look for faults and races: compute-sanitizer, or the simulator
   ./run notebook [section]      JupyterLab, on a section if one is named
   ./run doctor                  what is installed, what is missing, what that would unlock
   ./run bench [chapter|simt]    measure on a GPU into results/; simt: the simulator's own speed
@@ -39,7 +40,7 @@ The first command that needs it makes .venv (RUN_PYTHON=/path/to/python uses a p
 CUDA_BOOK_DEVICE=simulator runs on the simulator although there is a GPU.
 Exit codes: 0 verified, 1 failed, 2 wrong usage, 77 something it needs is missing, 130 interrupted."""
 
-COMMANDS = ("demo", "test", "list", "profile", "notebook", "doctor", "bench", "setup", "lint", "help")
+COMMANDS = ("demo", "test", "list", "profile", "sanitize", "notebook", "doctor", "bench", "setup", "lint", "help")
 
 # The script that shows a chapter at its best; it must accept --quick and --plot.
 HEADLINES = {1: "1.1.2"}
@@ -207,6 +208,13 @@ def profile(section: Section, options: list[str]) -> int:
     return report(section, options)
 
 
+def sanitize(section: Section, options: list[str]) -> int:
+    """Look for faults and races in a section's kernels, on whatever is there."""
+    from common.sanitize import report
+
+    return report(section, options)
+
+
 def lint() -> int:
     """ruff check, ruff format --check, mypy on `common`; all three, whatever the first says."""
     checks = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy", "common"])
@@ -248,8 +256,11 @@ def parse(arguments: list[str]) -> Command:
             return Command(lambda: notebook(section, options))
         case ["notebook", *options]:
             return Command(lambda: notebook(None, options))
-        case ["profile"]:
-            raise UsageError("profile needs a section, such as 1.1.2 (./run list)")
+        case [("profile" | "sanitize") as name]:
+            raise UsageError(f"{name} needs a section, such as 1.1.2 (./run list)")
+        case ["sanitize", number, *options] if not number.startswith("-"):
+            section = built(number)
+            return Command(lambda: sanitize(section, options))
         case ["profile", number, *options] if not number.startswith("-"):
             section = built(number)
             return Command(lambda: profile(section, options))

@@ -19,7 +19,7 @@ import numpy as np
 from cuda.core import EventOptions, StreamOptions
 from cuda.core._utils.cuda_utils import ComputeCapability
 
-from common.simt import counters
+from common.simt import counters, races
 from common.simt.compiler import compile_ptx
 from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
 from common.simt.graph import GraphBuilder
@@ -520,6 +520,7 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
             _state.arena.bytes[workspace.start : workspace.end] = 0
             prepared.workspace = workspace.start
         counters.begin(prepared)
+        prepared.races = races.listener()
         try:
             prepared.run()
         except KernelFault as fault:

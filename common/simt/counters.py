@@ -272,7 +272,9 @@ def _instead(module: Any, **functions: Any) -> SimpleNamespace:
 
 
 NAMESPACE = {
-    "memory": _instead(memory, load=_load, store=_store, copy_async=_copy_async),
+    "memory": _instead(
+        memory, load=_load, load_strong=_load, store=_store, store_strong=_store, copy_async=_copy_async
+    ),
     "matrix": _instead(matrix, ldmatrix=_ldmatrix, stmatrix=_stmatrix),
     "atomic": _atomic,
 }

@@ -150,17 +150,11 @@ class Group:
     def describe(self, kind: type[KernelFault], detail: str, where: int, lane: int) -> str:
         """The text of a fault: what, kernel, source line, block and thread."""
         launch = self.chunk.launch
-        slot = int(self.slot_index[lane])
-        block = self.chunk.first + slot // self.chunk.slots_per_block
-        thread = slot % self.chunk.slots_per_block
-        x, y, _ = launch.block
-        gx, gy, _ = launch.grid
-        who = f"block ({block % gx},{block // gx % gy},{block // (gx * gy)})"
-        who += f" thread ({thread % x},{thread // x % y},{thread // (x * y)})"
-        return f"{kind.code}: {detail}\n  in kernel {launch.program.kernel.name}, {who}{_line_text(launch, where)}"
+        who = self.chunk.name_of(int(self.slot_index[lane]))
+        return f"{kind.code}: {detail}\n  in kernel {launch.program.kernel.name}, {who}{line_text(launch, where)}"
 
 
-def _line_text(launch: "Launch", where: int) -> str:
+def line_text(launch: "Launch", where: int) -> str:
     """', line 12: the source text' for a place in the program."""
     if not 0 <= where < len(launch.program.lines):
         return ""

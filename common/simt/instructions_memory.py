@@ -16,6 +16,7 @@ from common.simt.writer import (
     vector_of,
 )
 
+STRONG = {"volatile", "relaxed", "acquire", "release"}
 ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 
 
@@ -34,7 +35,7 @@ def load(w: BlockWriter, i: Instr) -> None:
             w.write(target, dtype, f"g.param({offset + k * SIZE[dtype]}, {dtype})")
         return
     address, offset = w.address(space, mem)
-    name = "load_constant" if "const" in i.mods else "load"
+    name = "load_constant" if "const" in i.mods else "load_strong" if STRONG.intersection(i.mods) else "load"
     values = w.fresh(f"memory.{name}(g, {address}, {offset}, {dtype}, {w.where()}, {vector_of(i)})")
     for k, target in enumerate(targets):
         w.write(target, dtype, f"{values}[{k}]")
@@ -46,7 +47,8 @@ def store(w: BlockWriter, i: Instr) -> None:
     dtype = raw_dtype(type_of(i))
     address, offset = w.address(space_of(i), i.args[0])
     values = ", ".join(w.read(source, dtype) for source in items(i.args[1]))
-    w.emit(f"memory.store(g, {address}, {offset}, {dtype}, [{values}], {w.where()})")
+    name = "store_strong" if STRONG.intersection(i.mods) else "store"
+    w.emit(f"memory.{name}(g, {address}, {offset}, {dtype}, [{values}], {w.where()})")
 
 
 @handles("atom", "red")

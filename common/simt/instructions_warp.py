@@ -56,7 +56,8 @@ def active_mask(w: BlockWriter, i: Instr) -> None:
 
 @handles("bar")
 def warp_barrier(w: BlockWriter, i: Instr) -> None:
-    """bar.warp.sync: the scheduler waited for the lanes; nothing is left to do."""
+    """bar.warp.sync: the scheduler waited for the lanes."""
+    w.emit("warp.barrier(g)")
 
 
 # ---- matrix fragments ------------------------------------------------------------------------------------------------

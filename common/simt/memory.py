@@ -335,7 +335,9 @@ def load(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: i
     return [view[k:].take(index, mode="clip") for k in steps]  # without a new array of indices
 
 
-load_constant = load  # through a cache of its own: the counters of global memory do not see it
+# The same under names by which counters.py and races.py tell them apart: constant memory has a cache of its own;
+# volatile, relaxed, acquire and release accesses ("strong" in PTX) do not race with each other or with atomics.
+load_constant = load_strong = load
 
 
 def store(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:
@@ -357,6 +359,9 @@ def store(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values:
             view[index + k] = value
         else:
             view[k:][index] = value
+
+
+store_strong = store
 
 
 def copy_async(

@@ -21,6 +21,7 @@ from common.simt.group import Arrival, Group
 from common.simt.memory import Arena, fresh_views, typed_views
 from common.simt.ops import u4, widen
 from common.simt.ptx import Imm
+from common.simt.races import Race, Watch
 from common.simt.translate import Program
 
 CHUNK_THREADS = 16384  # more run no faster: the arrays leave the cache
@@ -50,6 +51,7 @@ class Launch:
     writes: int = 0  # stores and atomics so far: a waiting loop is one during which this stands still
     ticks: int = 0  # blocks run so far
     counts: Counts | None = None  # where somebody counts
+    races: list[Race] | None = None  # where somebody watches
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -82,6 +84,12 @@ class Launch:
                 if idle > STALLED_ROUNDS + len(stalled):
                     raise Deadlock(chunk.describe_wait())
 
+    def functions(self) -> list:
+        """The generated code, or the one that counts, or that watches for races."""
+        if self.counts is not None:
+            return self.program.counting_functions
+        return self.program.functions if self.races is None else self.program.watching_functions
+
     def overdue(self) -> bool:
         """Count a step, look at the clock now and then, and say whether the launch has taken too long."""
         self.ticks += 1
@@ -107,6 +115,7 @@ class Chunk:
         self.local_stride = -(-max(launch.local_bytes, 1) // 16) * 16
         self.shared_views = fresh_views(count * stride)
         self._local_views: dict | None = None
+        self.watch = None if launch.races is None else Watch(self, launch.races)
         regs = {r: np.zeros(1, d) for r, d in launch.program.undefined}
         live = np.flatnonzero(self.all_slots % self.slots_per_block < threads)
         slots = None if len(live) == self.slots else live
@@ -137,6 +146,14 @@ class Chunk:
         names = {"shared": "the block's shared memory", "local": "the thread's local memory"}
         return names.get(space, "the parameters")
 
+    def name_of(self, slot: int) -> str:
+        """Which thread a slot is."""
+        block, thread = self.first + slot // self.slots_per_block, slot % self.slots_per_block
+        x, y, _ = self.launch.block
+        gx, gy, _ = self.launch.grid
+        who = f"block ({block % gx},{block // gx % gy},{block // (gx * gy)})"
+        return f"{who} thread ({thread % x},{thread // x % y},{thread // (x * y)})"
+
     def _lanes(self, slots: np.ndarray) -> np.ndarray:
         """For each warp the mask of the lanes that are among the slots."""
         flags = np.zeros(self.slots, bool)
@@ -146,9 +163,7 @@ class Chunk:
     # ---- the main loop
     def run(self) -> bool:
         """Run until every thread has exited (True) or nothing but waiting for other blocks is left (False)."""
-        program, counts = self.launch.program, self.launch.counts
-        functions = program.functions if counts is None else program.counting_functions
-        blocks = program.kernel.blocks
+        functions, blocks = self.launch.functions(), self.launch.program.kernel.blocks
         spinning: set[int] = set()  # places of waiting loops, run since nobody but waiters had a turn
         steps, writes, turns = 0, self.launch.writes, 0
         while self.ready or self.unfinished:
@@ -386,6 +401,8 @@ class Chunk:
     def open(self, groups: list[Group]) -> None:
         """Let groups pass a barrier; bar.red gives each thread its block's result first."""
         self.progress += 1
+        if self.watch is not None:
+            self.watch.pass_barrier(groups)
         total = np.zeros(self.count, int)  # threads of each block whose predicate holds
         asked = np.zeros(self.count, int)  # threads of each block
         reducing = [

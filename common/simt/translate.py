@@ -49,6 +49,13 @@ class Program:
 
         return self._functions({**self.namespace, **counters.NAMESPACE})
 
+    @functools.cached_property
+    def watching_functions(self) -> list[Callable]:
+        """The blocks' functions with their accesses of shared memory watched for races."""
+        from common.simt import races
+
+        return self._functions({**self.namespace, **races.NAMESPACE})
+
     def constant(self, value: int | float | bool, dtype: str) -> str:
         """The name under which the generated code finds this value as an array of one element."""
         key = (repr(value), dtype)

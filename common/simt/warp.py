@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from common.simt.group import Group
 
 
+def barrier(g: "Group") -> None:
+    """__syncwarp: memory is in order here as it is. Where somebody watches for races, races.py stands in."""
+
+
 def spread(g: "Group", a: np.ndarray) -> np.ndarray:
     """A register over all slots of the chunk; slots outside the group hold 0."""
     if g.slots is None:
