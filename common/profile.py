@@ -1,4 +1,4 @@
-"""`./run profile SECTION`: what a section's kernels ask of the memory, by kernel and by source line.
+"""What kernels ask of the memory: `./run profile SECTION` by kernel and source line, `show_counts` inside a script.
 
 The kernels run on the simulator, which counts as Nsight Compute does (simt/counters.py).
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.__main__ import load_module
 from common.cli import OK, ReaderError, Unavailable, exit_code
 from common.report import table
 from common.sections import Section
@@ -66,11 +65,18 @@ class Profile:
 
 def collect(section: Section, options: Sequence[str]) -> dict[str, Profile]:
     """Kernel -> what it did in `main(["--quick", *options])` of a section. ReaderError if the section fails."""
+    from common.__main__ import load_module
+
     module, printed = load_module(section), io.StringIO()
     with counting() as launches, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = exit_code(module.main, ["--quick", *options])
     if code != OK:
         raise ReaderError(f"the section ended with exit code {code}:\n{printed.getvalue()}")
+    return by_kernel(launches)
+
+
+def by_kernel(launches: Sequence[Counts]) -> dict[str, Profile]:
+    """The launches of each kernel together."""
     found: dict[str, Profile] = {}
     for counts in launches:
         found.setdefault(counts.kernel, Profile()).add(counts)
@@ -88,21 +94,41 @@ def numbers(counter: Counter[str], columns: Sequence[str]) -> list[str]:
     return cells
 
 
-def report(section: Section, options: Sequence[str] = ()) -> int:
-    """Print the table of all kernels, then each kernel's lines. Raises Unavailable where it launches nothing."""
-    profiles = collect(section, options)
-    if not profiles:
-        raise Unavailable(f"profile: {section.number} launches no kernel")
+def show_totals(title: str, profiles: Mapping[str, Profile]) -> None:
+    """A row for each profile, without the columns in which all are 0."""
     totals = {name: profile.total() for name, profile in profiles.items()}
     columns = [column for column in COLUMNS if any(total[column] for total in totals.values())]
     rows = []
     for name, profile in profiles.items():
         threads = profile.thread_instructions / max(totals[name]["PTX instructions"], 1)
         rows.append((name, profile.launches, f"≈{threads:.1f}", *numbers(totals[name], columns)))
-    table(f"{section.title}: simulated counters", ("kernel", "launches", "threads/instruction", *columns), rows)
+    table(title, ("kernel", "launches", "threads/instruction", *columns), rows)
+
+
+def show_counts(title: str, calls: Mapping[str, Callable[[], object]]) -> None:
+    """Make each call (name -> function without arguments that launches kernels) and print what its kernels counted.
+
+    For the simulator only: it is what a section shows where a GPU shows times. On a GPU nothing is counted.
+    """
+    profiles = {}
+    for name, call in calls.items():
+        profiles[name] = Profile()
+        with counting() as launches:
+            call()
+        for counts in launches:
+            profiles[name].add(counts)
+    show_totals(title, profiles)
+
+
+def report(section: Section, options: Sequence[str] = ()) -> int:
+    """Print the table of all kernels, then each kernel's lines. Raises Unavailable where it launches nothing."""
+    profiles = collect(section, options)
+    if not profiles:
+        raise Unavailable(f"profile: {section.number} launches no kernel")
+    show_totals(f"{section.title}: simulated counters", profiles)
     for name, profile in profiles.items():
-        text = ["", *profile.source.splitlines()]
-        shown = [column for column in columns if totals[name][column]]
+        text, total = ["", *profile.source.splitlines()], profile.total()
+        shown = [column for column in COLUMNS if total[column]]
         lines = [
             (line or "-", *numbers(counter, shown), text[line].strip() if 0 < line < len(text) else "(headers)")
             for line, counter in profile.costliest()[:LINES]

@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from common import __main__ as commands
 from common import gpu, profile, sections
+from common.__main__ import load_module
 from common.cli import OK, UNAVAILABLE, USAGE, ReaderError, exit_code
 
 pytestmark = pytest.mark.skipif(not gpu.SIMULATED, reason="this process has the GPU; the command starts one without")
@@ -43,3 +45,15 @@ def test_nothing_to_count(monkeypatch):
 def test_the_command_line():
     assert exit_code(lambda _: commands.parse(["profile"]).run(), []) == USAGE
     assert exit_code(lambda _: commands.parse(["profile", "9.9.9"]).run(), []) == USAGE
+
+
+def test_counts_inside_a_script(capsys):
+    s = load_module(sections.find("1.1.1"))
+    x, y = np.ones((2, 1024), np.float32)
+    calls = {"plain": lambda: s.saxpy(2, x, y, "saxpy"), "both": lambda: [s.saxpy(2, x, y), s.vector_add(x, y)]}
+    profile.show_counts("What they count", calls)
+    printed = capsys.readouterr().out
+    assert printed.startswith("What they count")
+    # a warp of 32 floats is 4 sectors: 2 x 32 requests to load, 32 to store
+    assert re.search(r"plain +1 +≈32.0 +64 +256 \(4 each\) +32 +128 \(4 each\) +2,048", printed)
+    assert re.search(r"both +2 ", printed)
