@@ -50,6 +50,8 @@ if SIMULATED and os.environ.get("CUDA_BOOK_DEVICE") == "gpu":
 
 if TYPE_CHECKING or not SIMULATED:
     from cuda.core import (
+        LEGACY_DEFAULT_STREAM,
+        PER_THREAD_DEFAULT_STREAM,
         Buffer,
         Device,
         DeviceMemoryResource,
@@ -65,6 +67,8 @@ if TYPE_CHECKING or not SIMULATED:
     )
 else:
     from common.simt.api import (
+        LEGACY_DEFAULT_STREAM,
+        PER_THREAD_DEFAULT_STREAM,
         Buffer,
         Device,
         DeviceMemoryResource,
@@ -114,7 +118,7 @@ def compile_module(source: str, names: tuple[str, ...] = (), **options: Any) -> 
     from cuda.bindings import nvrtc
 
     arch = Device().arch
-    settings = {"std": "c++17", "lineinfo": True, "include_path": include_folders(), **options}
+    settings = {"std": "c++17", "lineinfo": True, "include_path": include_folders(), "no_cache": True, **options}
     known = [int(a) for a in nvrtc.nvrtcGetSupportedArchs()[-1]]
     native = int(arch.rstrip("af")) in known
     target = f"sm_{arch}" if native else f"compute_{max(known)}"
@@ -253,9 +257,9 @@ def checked(result: tuple) -> Any:
 
 
 __all__ = [
-    "DEVICE_REASON", "SIMULATED", "Buffer", "CUDAError", "Device", "DeviceArray", "DeviceMemoryResource", "Event",
-    "EventOptions", "Kernel", "LaunchConfig", "LegacyPinnedMemoryResource", "ObjectCode", "Program", "ProgramOptions",
-    "Stream", "StreamOptions", "allow_shared_memory", "compile_kernels", "compile_module", "copy_to_buffer",
-    "describe_device", "empty", "free_memory", "get_global", "include_folders", "launch", "open_device", "to_device",
-    "zeros",
+    "DEVICE_REASON", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "SIMULATED", "Buffer", "CUDAError",
+    "Device", "DeviceArray", "DeviceMemoryResource", "Event", "EventOptions", "Kernel", "LaunchConfig",
+    "LegacyPinnedMemoryResource", "ObjectCode", "Program", "ProgramOptions", "Stream", "StreamOptions",
+    "allow_shared_memory", "compile_kernels", "compile_module", "copy_to_buffer", "describe_device", "empty",
+    "free_memory", "get_global", "include_folders", "launch", "open_device", "to_device", "zeros",
 ]  # fmt: skip

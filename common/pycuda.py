@@ -4,6 +4,7 @@ pycuda = load()
 # in your own code:
 # import pycuda.autoprimaryctx, pycuda.driver, pycuda.gpuarray
 # from pycuda.compiler import SourceModule
+# from pycuda.elementwise import ElementwiseKernel
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from types import SimpleNamespace
 from common.cli import Unavailable
 from common.gpu import SIMULATED
 
+_NAMES = ("driver", "gpuarray", "SourceModule", "ElementwiseKernel")
+
 
 def load() -> SimpleNamespace:
-    """PyCUDA's `driver`, `SourceModule` and `gpuarray`, in the context that cuda.core and torch use too.
+    """PyCUDA's driver, gpuarray, SourceModule and ElementwiseKernel, in the context that cuda.core and torch use too.
 
     On a GPU raises Unavailable where PyCUDA is not installed, or a compiler that its SourceModule needs.
     """
     if SIMULATED:
         from common.simt import pycuda as stand_in
 
-        return SimpleNamespace(driver=stand_in.driver, SourceModule=stand_in.SourceModule, gpuarray=stand_in.gpuarray)
+        return SimpleNamespace(**{name: getattr(stand_in, name) for name in _NAMES})
     try:
         importlib.import_module("pycuda.autoprimaryctx")  # autoinit would make a context that others do not see
         from pycuda import driver, gpuarray
         from pycuda.compiler import SourceModule
+        from pycuda.elementwise import ElementwiseKernel
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError)
         raise Unavailable("PyCUDA" if missing else f"PyCUDA ({error})", "./run setup pycuda") from error
     _find_compilers()
-    return SimpleNamespace(driver=driver, SourceModule=SourceModule, gpuarray=gpuarray)
+    found = (driver, gpuarray, SourceModule, ElementwiseKernel)
+    return SimpleNamespace(**dict(zip(_NAMES, found, strict=True)))
 
 
 def _find_compilers() -> None:

@@ -69,7 +69,7 @@ def on_the_simulator(module: str, number: str, folder: Path) -> list[np.ndarray]
         "numpy.savez(sys.argv[3], *outputs(sys.argv[2]))"
     )
     environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, module, number, str(folder / "outputs.npz")]
+    command = [sys.executable, "-c", code, f"tests.{module.rpartition('.')[2]}", number, str(folder / "outputs.npz")]
     subprocess.run(command, env=environment, check=True)
     with np.load(folder / "outputs.npz", allow_pickle=False) as made:
         return list(made.values())

@@ -1,10 +1,54 @@
 """Faults in the kernels of sections 1.5.1 to 1.5.4, and the test that has to see each."""
 
-from tests.mutants import Mutant
+from tests.mutants import Mutant, faults
 
 MUTANTS: list[Mutant] = [
     # --- 1.5.1
+    *faults(
+        "ch01_cuda_basics/s1_5_1_bottlenecks.py",
+        "tests/test_ch01_5.py",
+        # geometric
+        ("for (int k = 1; k < DEGREE; ++k)", "for (int k = 0; k < DEGREE; ++k)", "151_all_degrees_of_one"),
+        ("sum[j] = sum[j] * x[j] + 1.0f", "sum[j] = sum[j] * x[0] + 1.0f", "151_every_job"),
+        ("q < n / 4; q += stride", "q < n / 4; q += 2 * stride", "151_every_job"),
+        ("T(sum[2]), T(sum[3])}", "T(sum[3]), T(sum[2])}", "151_every_job"),
+        ("n / 4 * 4 + first;  //", "n / 4 * 4 + first + 1;  //", "151_all_degrees_of_one"),
+        ("if (i < n) {", "if (i <= n) {", "151_all_degrees_of_one"),
+        # field_of_records
+        ("if (i < n) y[i] = records[i].value", "if (i < n - 1) y[i] = records[i].value", "151_every_job"),
+        ("records[i].value + 1.0f", "records[i].others[0] + 1.0f", "151_every_job"),
+        # sums_of_lists
+        ("hop < HOPS; ++hop", "hop <= HOPS; ++hop", "151_lists_that_differ"),
+        ("threadIdx.x * (n / 32)", "threadIdx.x * (n / 64)", "151_lists_that_differ"),
+        ("if (threadIdx.x >= 32) return;", "", "151_every_job"),
+        # sum_by_atomics
+        ("if (i < n) atomicAdd(sum, x[i])", "if (i < n) *sum += x[i]", "151_every_job"),
+        ("if (i < n) atomicAdd", "if (i < n - 1) atomicAdd", "151_every_job"),
+    ),
     # --- 1.5.2
+    *faults(
+        "ch01_cuda_basics/s1_5_2_efficiency_metrics.py",
+        "tests/test_ch01_5.py",
+        # copy
+        ("if (i < n) y[i] = x[i];", "if (i <= n) y[i] = x[i];", "152_copy_and_saxpy"),
+        ("if (i < n) y[i] = x[i];", "if (i < n) y[i] = x[0];", "152_copy_and_saxpy"),
+        # saxpy
+        ("if (i >= n) return;", "if (i > n) return;", "152_copy_and_saxpy"),
+        ("a * u.w + v.w}", "a * u.w + v.z}", "152_copy_and_saxpy"),
+        # partial_sums
+        ("q += LOADS * threads", "q += threads", "152_partial_sums"),
+        ("q + k * threads < n ?", "q + k * threads <= n ?", "152_partial_sums"),
+        ("? x[q + k * threads] :", "? x[q] :", "152_partial_sums"),
+        ("v[k].z + v[k].w;", "v[k].z + v[k].z;", "152_partial_sums"),
+        # matmul
+        ("row < n && k + x < n ? a", "row < n ? a", "152_matmul"),
+        ("tile_b[j][x]", "tile_b[x][j]", "152_matmul"),
+        ("k < n; k += 32", "k < n; k += 64", "152_matmul"),
+        ("if (row < n && column < n) c", "if (row < n) c", "152_matmul"),
+        # chase
+        ("at = next[at];\n    *last = at;", "at = next[hop];\n    *last = at;", "152_chase"),
+        ("    *last = at;", "    *last = at + 1;", "152_chase"),
+    ),
     # --- 1.5.3
     # --- 1.5.4
 ]

@@ -20,7 +20,7 @@ from cuda.core import EventOptions, StreamOptions
 from cuda.core._utils.cuda_utils import ComputeCapability
 
 from common.simt import counters, races
-from common.simt.compiler import compile_ptx
+from common.simt.compiler import compile_ptx, ptxas_log
 from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
 from common.simt.graph import GraphBuilder
 from common.simt.group import SMS
@@ -35,6 +35,7 @@ from common.simt.module import (
     LoadedKernel,
     LoadedModule,
 )
+from common.simt.occupancy import SHARED_RESERVED, Occupancy, Resources, log_of_ptx, resources_in
 
 NAME = "CUDA book simulator"
 
@@ -124,7 +125,8 @@ class Device:
             max_block_dim_x=MAX_BLOCK[0], max_block_dim_y=MAX_BLOCK[1], max_block_dim_z=MAX_BLOCK[2],
             max_grid_dim_x=MAX_GRID[0], max_grid_dim_y=MAX_GRID[1], max_grid_dim_z=MAX_GRID[2],
             warp_size=32, multiprocessor_count=SMS, max_shared_memory_per_block=SHARED_DEFAULT,
-            max_shared_memory_per_block_optin=SHARED_OPTIN, max_shared_memory_per_multiprocessor=228 << 10,
+            max_shared_memory_per_block_optin=SHARED_OPTIN, reserved_shared_memory_per_block=SHARED_RESERVED,
+            max_shared_memory_per_multiprocessor=228 << 10,
             max_threads_per_multiprocessor=THREADS_PER_SM, max_blocks_per_multiprocessor=32,
             max_registers_per_block=65536, max_registers_per_multiprocessor=65536, total_constant_memory=65536,
             compute_capability_major=9, compute_capability_minor=0, concurrent_kernels=True, unified_addressing=True,
@@ -423,7 +425,7 @@ class Program:
         ptx, mangled, log = compile_ptx(self.code, self.options, names)
         if logs is not None and log:
             logs.write(log)
-        return ObjectCode(ptx, mangled, self.code)
+        return ObjectCode(ptx, mangled, self.code, functools.partial(ptxas_log, self.code, self.options, names))
 
     def close(self) -> None:
         return None
@@ -434,16 +436,23 @@ class ObjectCode:
 
     code_type = "ptx"
 
-    def __init__(self, ptx: str, mapping: dict[str, str], source: str):
+    def __init__(self, ptx: str, mapping: dict[str, str], source: str, log: Callable[[], str] | None = None):
         self.code = ptx.encode()
         self.symbol_mapping = mapping
         self._source = source
+        self._log = log or functools.partial(log_of_ptx, ptx)
         self._loaded: LoadedModule | None = None
 
     @staticmethod
     def from_ptx(module: str | bytes, *, name: str = "", symbol_mapping: dict[str, str] | None = None) -> "ObjectCode":
         text = module.decode() if isinstance(module, bytes) else module
         return ObjectCode(text, symbol_mapping or {}, "")
+
+    @staticmethod
+    def from_cubin(*module: object, **options: object) -> NoReturn:
+        raise SimulatorUnsupported("loading machine code: the simulator runs PTX")
+
+    from_fatbin = from_ltoir = from_cubin
 
     def _module(self) -> LoadedModule:
         if self._loaded is None:
@@ -453,27 +462,49 @@ class ObjectCode:
 
     def get_kernel(self, name: str | bytes) -> "Kernel":
         name = name.decode() if isinstance(name, bytes) else name
-        return Kernel(self._module().kernel(self.symbol_mapping.get(name, name), name), self)
+        mangled = self.symbol_mapping.get(name, name)
+        return Kernel(self._module().kernel(mangled, name), self, mangled)
+
+    @functools.cached_property
+    def _resources(self) -> dict[str, Resources]:
+        """What each kernel needs as machine code, which is compiled only for this."""
+        return resources_in(self._log())
+
+
+class KernelAttributes(SimpleNamespace):
+    """What is known of a kernel; its registers when first asked for, since that compiles it to machine code."""
+
+    @property
+    def num_regs(self) -> int:
+        return self._kernel._resources().registers  # type: ignore[no-any-return]
 
 
 class Kernel:
     """A kernel that launch() takes."""
 
-    def __init__(self, loaded: LoadedKernel, owner: ObjectCode):
+    def __init__(self, loaded: LoadedKernel, owner: ObjectCode, mangled: str):
         self._kernel = loaded
+        self._mangled = mangled
         self._owner = owner  # keeps the module's variables alive
+
+    def _resources(self) -> Resources:
+        return self._owner._resources[self._mangled]
 
     @property
     def num_arguments(self) -> int:
         return len(self._kernel.params)
 
     @property
-    def attributes(self) -> SimpleNamespace:
+    def attributes(self) -> "KernelAttributes":
         k = self._kernel
-        return SimpleNamespace(
+        return KernelAttributes(
             max_threads_per_block=k.max_threads, shared_size_bytes=k.static_shared, local_size_bytes=k.local_bytes,
-            max_dynamic_shared_size_bytes=k.max_dynamic_shared,
+            max_dynamic_shared_size_bytes=k.max_dynamic_shared, _kernel=self,
         )  # fmt: skip
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(self._kernel, self._resources)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise SimulatorUnsupported(f"Kernel.{name}")

@@ -13,7 +13,8 @@ from cuda.core import ProgramOptions
 
 from common.simt.errors import SimulatorError
 
-ARCHITECTURE = "compute_90"
+ARCHITECTURE = "compute_90"  # of the PTX that is run
+MACHINE = "sm_90"  # of the machine code whose registers count
 
 
 def cache_folder() -> Path:
@@ -26,10 +27,24 @@ def compile_ptx(source: str, options: ProgramOptions, names: tuple[str, ...]) ->
     Returns the PTX, a dict from each name expression to its mangled name, and the compiler's log.
     Raises SimulatorError with the log when the source does not compile.
     """
-    flags = [f for f in options.as_bytes("nvrtc") if not f.startswith((b"-arch", b"--gpu-architecture"))]
-    flags = [f for f in flags if f not in (b"--device-debug", b"-G", b"--generate-line-info", b"-lineinfo")]
-    flags += [f"-arch={ARCHITECTURE}".encode(), b"-lineinfo"]
+    debug = (b"--device-debug", b"-G", b"--generate-line-info", b"-lineinfo")
+    flags = [f for f in flags_of(options) if f not in debug]
     flags = [f for f in flags if not f.startswith(b"--ptxas-options")]
+    return _compile(source, [*flags, f"-arch={ARCHITECTURE}".encode(), b"-lineinfo"], names)
+
+
+def ptxas_log(source: str, options: ProgramOptions, names: tuple[str, ...]) -> str:
+    """What ptxas -v says of each kernel when the same source becomes machine code for `MACHINE`."""
+    return _compile(source, [*flags_of(options), f"-arch={MACHINE}".encode(), b"--ptxas-options=-v"], names)[2]
+
+
+def flags_of(options: ProgramOptions) -> list[bytes]:
+    """NVRTC's flags for these options, but for the architecture."""
+    return [f for f in options.as_bytes("nvrtc") if not f.startswith((b"-arch", b"--gpu-architecture"))]
+
+
+def _compile(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
+    """PTX, mangled names and log, from the cache where they are there."""
     key = json.dumps([source, [f.decode() for f in flags], names, _check(nvrtc.nvrtcVersion())])
     own_headers = _reads_own_headers(source, flags)
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
@@ -57,6 +72,9 @@ def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple
     try:
         for name in names:
             _check(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        if _check(nvrtc.nvrtcVersion()) >= (12, 9):
+            # where there is a driver, NVRTC keeps what it compiled: without a log, and without regard to fast math
+            flags = [*flags, b"--no-cache"]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         log = _room(_check(nvrtc.nvrtcGetProgramLogSize(program)))
         _check(nvrtc.nvrtcGetProgramLog(program, log))

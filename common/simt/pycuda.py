@@ -45,6 +45,11 @@ class DeviceAllocation(_Partial):
         self._buffer.close()
 
 
+def mem_get_info() -> tuple[int, int]:
+    """(free, total) bytes of device memory."""
+    return api.memory_info()
+
+
 def memcpy_htod(dest: Any, src: Any) -> None:
     """Copy the whole host array `src` to the device address `dest`, and wait."""
     host = _host(src)
@@ -206,6 +211,11 @@ class SourceModule(_Partial):
     def get_function(self, name: str) -> Function:
         return Function(self._code.get_kernel(name))
 
+    def get_global(self, name: str) -> tuple[int, int]:
+        """(address, bytes) of a __device__ or __constant__ variable."""
+        buffer = api.get_global(self._code, name)
+        return int(buffer.handle), buffer.size
+
 
 # ---- pycuda.gpuarray
 class GPUArray(_Partial):
@@ -234,9 +244,57 @@ def zeros(shape: Any, dtype: Any = np.float64) -> GPUArray:
     return to_gpu(np.zeros(_shape(shape), dtype))
 
 
+# ---- pycuda.elementwise
+class ElementwiseKernel(_Partial):
+    """A kernel that does `operation` for each index i of its arrays, which are GPUArrays of one size.
+
+    `arguments` are those of the kernel in C++, such as "float a, float *x"; n is the number of elements. Numbers are
+    converted to the type that is declared.
+    """
+
+    def __init__(self, arguments: str, operation: str, name: str = "kernel", **options: Any):
+        if options:
+            raise SimulatorUnsupported(f"{', '.join(options)} of PyCUDA's ElementwiseKernel")
+        source = f"""
+__global__ void {name}({arguments}, unsigned n)
+{{
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    {{
+        {operation};
+    }}
+}}
+"""
+        self._types = [_numpy_type(argument) for argument in arguments.split(",")]
+        self._function = SourceModule(source).get_function(name)
+
+    def __call__(self, *args: Any) -> None:
+        arrays = [a for a, kind in zip(args, self._types, strict=True) if kind is None]
+        if len({a.shape for a in arrays}) != 1:
+            raise ValueError(f"the arrays have shapes {', '.join(str(a.shape) for a in arrays)}")
+        n = math.prod(arrays[0].shape)
+        values = [a if kind is None else kind(a) for a, kind in zip(args, self._types, strict=True)]
+        self._function(*values, np.uint32(n), block=(128, 1, 1), grid=(min(-(-n // 128), 1024), 1))
+
+
+def _numpy_type(argument: str) -> type | None:
+    """The NumPy type of a number that is declared so; None for a pointer."""
+    if "*" in argument:
+        return None
+    kind = " ".join(argument.split()[:-1]).removeprefix("const ")
+    known = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32, "long long": np.int64}
+    if kind not in known:
+        raise SimulatorUnsupported(f"the type {kind} in PyCUDA's ElementwiseKernel")
+    return known[kind]
+
+
 _copies = {f.__name__: f for f in (memcpy_dtoh, memcpy_dtoh_async, memcpy_htod, memcpy_htod_async)}
 _classes = {c.__name__: c for c in (DeviceAllocation, Event, Function, In, InOut, Out, Stream)}
 driver = _Module(
-    __name__="driver", mem_alloc=DeviceAllocation, pagelocked_empty=pagelocked_empty, **_copies, **_classes
+    __name__="driver",
+    mem_alloc=DeviceAllocation,
+    mem_get_info=mem_get_info,
+    pagelocked_empty=pagelocked_empty,
+    **_copies,
+    **_classes,
 )
 gpuarray = _Module(__name__="gpuarray", GPUArray=GPUArray, empty=GPUArray, to_gpu=to_gpu, zeros=zeros)

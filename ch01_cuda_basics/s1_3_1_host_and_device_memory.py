@@ -1,0 +1,308 @@
+# %%
+"""1.3.1 内存管理：主机内存与设备内存 — Host memory and device memory
+
+本节用同一个核函数依次使用设备内存、内存池、锁页（映射）内存与统一内存：怎样分配、使用、释放，各付出什么代价；以及显存不足时会怎样。
+One kernel on device, pooled, pinned (read in place) and managed memory: how each is allocated, used and freed, and what
+that costs; and what happens when memory runs out.
+
+要点
+  cuMemAlloc 每次都找驱动，释放时还要等待设备；流序内存池（cuMemAllocAsync）把用过的内存留着，再次分配几乎不花时间。
+  锁页内存不会被换出，设备可以直接读写（零拷贝），但每次都经过总线：只读一次的数据合适，反复读的应当先拷贝过去。
+  统一内存主机和设备用同一个指针，页面在首次访问时迁移。显存不足是可以处理的错误：之前的分配和设备都还能用。
+Key idea
+  Allocate once and reuse, or take memory from a pool. Pinned memory is what copies want; mapped, it saves the copy of
+  data that is read once. Running out of memory is an error like others: catch it, take less, go on.
+
+Run:      ./run 1.3.1     or     python ch01_cuda_basics/s1_3_1_host_and_device_memory.py [--size N] [--quick]
+Look at:  what allocating and freeing costs, the first time and again; how fast the kernel reads each kind of memory;
+          what an allocation that is too large says, and that the device works on.
+"""
+
+import contextlib
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common import gpu, results, timing
+from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
+
+# in your own code: from cuda.core import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.gpu import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.pycuda import load as load_pycuda
+from common.report import brief, table
+from common.results import Row
+from common.verify import Mismatch, check, checks_table
+
+NEEDS = ()
+
+# %% The kernel
+KERNEL = r"""
+// y = 3 x + 1, wherever the two lie: the kernel sees addresses only. Four elements a thread at a time: x and y are
+// aligned to 16 bytes, as every allocation is.
+extern "C" __global__ void three_x_plus_1(const float* __restrict__ x, float* __restrict__ y, long long n)
+{
+    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long q = first; q < n / 4; q += stride) {
+        const float4 v = reinterpret_cast<const float4*>(x)[q];
+        reinterpret_cast<float4*>(y)[q] = {3 * v.x + 1, 3 * v.y + 1, 3 * v.z + 1, 3 * v.w + 1};
+    }
+    const long long i = n / 4 * 4 + first;
+    if (i < n) y[i] = 3 * x[i] + 1;
+}
+"""
+BLOCK = 256
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL))
+
+
+# %% The reference
+def reference(x):
+    """3 x + 1 in float64."""
+    return 3 * x.astype(np.float64) + 1
+
+
+# %% Five kinds of memory
+@dataclass
+class Memory:
+    """`nbytes` that a kernel finds at `address`. `host` is a uint8 view of it where the host can use it in place, else
+    None; `free` gives it back, and must come after the work that uses it; `owner` keeps it alive until then."""
+
+    address: int
+    host: np.ndarray | None
+    free: Any
+    owner: Any = None
+
+
+def from_driver(nbytes):
+    """Device memory by cuMemAlloc, what cudaMalloc is. cuMemFree waits until the device has nothing to do."""
+    from cuda.bindings import driver
+
+    address = int(gpu.checked(driver.cuMemAlloc(nbytes)))
+    return Memory(address, None, lambda: gpu.checked(driver.cuMemFree(address)))
+
+
+def from_pool(nbytes):
+    """Device memory from the device's pool (cuMemAllocAsync): allocated and freed in the order of a stream."""
+    stream = Device().default_stream
+    buffer = Device().allocate(nbytes, stream=stream)
+    return Memory(int(buffer.handle), None, lambda: buffer.close(stream), buffer)
+
+
+def pinned(nbytes):
+    """Page-locked host memory (cuMemAllocHost). The device can address it: a kernel may read it in place ("mapped")."""
+    buffer = LegacyPinnedMemoryResource().allocate(nbytes)
+    return Memory(int(buffer.handle), np.from_dlpack(buffer).view(np.uint8), buffer.close, buffer)
+
+
+def managed(nbytes):
+    """Managed memory (cuMemAllocManaged): one pointer for both; pages go to the side that touches them."""
+    if gpu.SIMULATED:
+        raise Unavailable("managed memory: the simulator moves no pages")
+    from cuda.bindings import driver
+
+    flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
+    address = int(gpu.checked(driver.cuMemAllocManaged(nbytes, flags)))
+    host = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    return Memory(address, host, lambda: gpu.checked(driver.cuMemFree(address)))
+
+
+def pageable(nbytes):
+    """Ordinary host memory, for comparison: a kernel cannot use it (but on systems that share their page tables)."""
+    host = np.empty(nbytes, np.uint8)
+    return Memory(host.ctypes.data, host, lambda: None, host)
+
+
+KINDS = {"device": from_driver, "pooled": from_pool, "pinned, mapped": pinned, "managed": managed}
+if gpu.SIMULATED:  # which has no driver: its device memory comes from the pool
+    del KINDS["device"]
+
+
+@contextlib.contextmanager
+def allocated(kind, nbytes):
+    """Memory of a kind inside the `with`; freed behind it, when the device has done its work."""
+    memory = kind(nbytes)
+    try:
+        yield memory
+    finally:
+        Device().sync()
+        memory.free()
+
+
+# %% Use it
+def write(memory, array, stream):
+    """Put a host array there: in place where the host can, else by a copy."""
+    if memory.host is not None:
+        memory.host[:] = array.view(np.uint8)
+    else:
+        gpu.copy_to_buffer(Buffer.from_handle(memory.address, array.nbytes, owner=memory), array, stream)
+
+
+def read(memory, count, stream):
+    """`count` float32 from there, as a NumPy array."""
+    if memory.host is not None:
+        stream.sync()  # the host reads in place: nothing else would make it wait
+        return memory.host.view(np.float32)[:count].copy()
+    view = gpu.DeviceArray(Buffer.from_handle(memory.address, 4 * count, owner=memory), count, np.float32)
+    return view.to_host(stream)
+
+
+def start(stream, x, y, n):
+    """Launch y = 3 x + 1 on n float32 at two addresses."""
+    config = LaunchConfig(grid=-(-n // (4 * BLOCK)), block=BLOCK)
+    kernel = compiled().get_kernel("three_x_plus_1")
+    launch(stream, config, kernel, np.uint64(x.address), np.uint64(y.address), np.int64(n))
+
+
+def three_x_plus_1(x, kind=from_pool):
+    """3 x + 1 for float32 x, shape (n,), in memory of a kind; ValueError for other x, Unavailable for managed memory on
+    the simulator."""
+    if x.dtype != np.float32 or x.ndim != 1 or x.size == 0:
+        raise ValueError(f"expected a float32 vector that is not empty, got {x.dtype} of shape {x.shape}")
+    _, stream = gpu.open_device()
+    with allocated(kind, x.nbytes) as source, allocated(kind, x.nbytes) as target:
+        Device().sync()  # the pool allocates in the order of the default stream, the work below is on another
+        write(source, x, stream)
+        start(stream, source, target, x.size)
+        return read(target, x.size, stream)
+
+
+# %% The same through PyCUDA
+def three_x_plus_1_pycuda(x):
+    """As `three_x_plus_1`, from pinned to device memory; Unavailable without PyCUDA."""
+    # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
+    pycuda = load_pycuda()
+    cuda = pycuda.driver
+    kernel = pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("three_x_plus_1")
+    host, d_x, d_y = cuda.pagelocked_empty(x.size, np.float32), cuda.mem_alloc(x.nbytes), cuda.mem_alloc(x.nbytes)
+    host[:] = x
+    cuda.memcpy_htod(d_x, host)
+    kernel(d_x, d_y, np.int64(x.size), block=(BLOCK, 1, 1), grid=(-(-x.size // (4 * BLOCK)), 1))
+    cuda.memcpy_dtoh(host, d_y)
+    d_x.free()  # or when nobody refers to it any more
+    d_y.free()
+    return host.copy()
+
+
+# %% When memory runs out
+def out_of_memory():
+    """(what allocating a quarter more than is free says, free bytes before, free bytes after). Raises Mismatch if the
+    allocation succeeds, or if the device is not as before."""
+    before = gpu.free_memory()
+    try:
+        memory = KINDS.get("device", from_pool)(before + before // 4)
+    except gpu.CUDAError as error:
+        x = np.arange(1000, dtype=np.float32)
+        check("after running out of memory", three_x_plus_1(x), reference(x))
+        return brief(error), before, gpu.free_memory()
+    memory.free()
+    raise Mismatch(f"{before + before // 4:,} bytes were allocated where {before:,} are free")
+
+
+def pinned_or_less(nbytes):
+    """Pinned memory of `nbytes`, or of half, a quarter, ... where that is refused (containers, WSL); says so."""
+    while True:
+        try:
+            return pinned(nbytes), nbytes
+        except gpu.CUDAError as refused:
+            if nbytes < 1 << 16:
+                raise
+            print(f"{nbytes:,} bytes of pinned memory: {brief(refused)}; half of that is tried")
+            nbytes //= 2
+
+
+# %% Verify and measure
+def random_vector(n):
+    return np.random.default_rng(131).uniform(-1, 1, n).astype(np.float32)
+
+
+def verify(n):
+    """The checks of every kind of memory on n random elements. Raises Mismatch if one is wrong."""
+    x, outcomes = random_vector(n), {}
+    calls = {name: functools.partial(three_x_plus_1, kind=kind) for name, kind in KINDS.items()}
+    for name, call in {**calls, "PyCUDA": three_x_plus_1_pycuda}.items():
+        try:
+            outcomes[name] = call(x)
+        except Unavailable as missing:
+            print(missing)
+    # a product and a sum, each rounded by at most 2^-24 of a number below 4
+    return [check(name, out, reference(x), atol=8 * 2.0**-24) for name, out in outcomes.items()]
+
+
+SIZES = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26}
+
+
+def benchmark() -> list[Row]:
+    """Allocating and freeing each kind; the kernel reading each kind, always writing to device memory."""
+    device, stream = gpu.open_device()
+    what = {"section": "1.3.1", "yardsticks": timing.yardsticks(device, stream)}
+    verify(100_003)
+
+    def once(kind, nbytes):
+        with allocated(kind, nbytes) as memory:
+            if kind in (pageable, managed):
+                memory.host[:: 1 << 12] = 1  # the system gives pages when they are touched
+
+    rows = []
+    for size, nbytes in SIZES.items():
+        calls = {name: functools.partial(once, kind, nbytes) for name, kind in {**KINDS, "pageable": pageable}.items()}
+        times = timing.wall_clock(calls)
+        peer = "device", times["device"]
+        rows += [
+            Row.from_timing(name=f"allocate, free: {k}", size=size, dtype="", timing=t, peer=peer, **what)
+            for k, t in times.items()
+        ]
+
+    nbytes = min(SIZES["64 MiB"], gpu.free_memory() // 8)
+    n, x, memories, calls = nbytes // 4, random_vector(nbytes // 4), {}, {}
+    with contextlib.ExitStack() as held:
+        target = held.enter_context(allocated(from_driver, nbytes))
+        for name, kind in KINDS.items():
+            memories[name] = held.enter_context(allocated(kind, nbytes))
+            write(memories[name], x, stream)
+            calls[f"kernel reads: {name}"] = functools.partial(start, x=memories[name], y=target, n=n)
+        d_copy, source = memories["device"], memories["pinned, mapped"]
+        buffers = [Buffer.from_handle(m.address, nbytes, owner=m) for m in (d_copy, source)]
+
+        def copy_then_read(s):
+            buffers[0].copy_from(buffers[1], stream=s)
+            start(s, d_copy, target, n)
+
+        calls["copy, then kernel reads: device"] = copy_then_read
+        times = timing.benchmark(calls, stream)
+    peer = "kernel reads: device", times["kernel reads: device"]
+    size = f"{nbytes >> 20} MiB"
+    return rows + [
+        Row.from_timing(name=k, size=size, dtype="f32", timing=t, bytes=2 * nbytes, peer=peer, **what)
+        for k, t in times.items()
+    ]
+
+
+# %% Run
+def main(argv=None) -> int:
+    options = parser(__doc__, size=1_000_003, quick_size=100_003).parse_args(argv)
+    header(__doc__, gpu.open_device()[0])
+    check_fits(16 * options.size)
+    checks_table(verify(options.size))
+    said, before, after = out_of_memory()
+    rows = [("asked for", f"{before + before // 4:,} bytes"), ("the answer", said)]
+    rows += [
+        ("free before", f"{before:,} bytes"),
+        ("free after", f"{after:,} bytes"),
+        ("the device", "works on: verified"),
+    ]
+    table("Out of memory", ("what", "found"), rows)
+    rows = benchmark() if options.bench else results.recorded("1.3.1")
+    if not rows:
+        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
+        return 0
+    print(results.source(rows) if options.bench else f"recorded on {results.source(rows)}, not measured here")
+    results.show(rows)
+    return 0
+
+
+# %%
+if __name__ == "__main__":
+    run_main(main)

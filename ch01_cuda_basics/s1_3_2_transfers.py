@@ -1,0 +1,359 @@
+# %%
+"""1.3.2 数据传输：从主机内存到设备内存的数据拷贝 — Copying between host and device
+
+本节测量可分页内存与锁页内存、两个方向、各种大小的拷贝，并用“固定开销 + 字节数 ÷ 带宽”拟合；再看二维拷贝与异步拷贝。
+Copies of many sizes, pageable and pinned, both ways, with a model fitted to them; 2D copies; what "asynchronous" means.
+
+要点
+  锁页内存由 DMA 直接搬运，能跑满总线，也才真正异步；可分页内存要先搬到驱动自己的缓冲区，调用时主机就得等。
+  一次拷贝的时间约为 t0 + n / B：小于 t0 × B 的拷贝，时间几乎都是固定开销，应当合并成大块再传。
+  图像的一块矩形每行之间有间隔（pitch）：一次二维拷贝胜过逐行拷贝。异步拷贝未完成之前，主机不能改动缓冲区。
+Key idea
+  Pinned memory, few large copies, both directions at once. Copy nothing that can stay where it is; and do not touch
+  what a copy still reads: wait for its event first.
+
+Run:      ./run 1.3.2     or     python ch01_cuda_basics/s1_3_2_transfers.py [--size N] [--quick] [--plot]
+Look at:  t0 and B of each kind of copy, and pinned against torch's; one 2D copy against a copy for each row; after what
+          time a call returns. Without a GPU: what was recorded on the GPU that it names.
+"""
+
+import functools
+import time
+
+import numpy as np
+
+from common import gpu, results, timing
+from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
+
+# in your own code: from cuda.core import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.gpu import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
+from common.pycuda import load as load_pycuda
+from common.report import plot_curves, si, table
+from common.results import Row
+from common.verify import check, checks_table
+
+NEEDS = ()
+
+# %% The kernel
+KERNEL = r"""
+// Two sums over n words, modulo 2^64: of the words, and of each word times its number (from 1). The second tells when
+// words have changed places. They say on the device what has arrived there.
+extern "C" __global__ void checksum(const unsigned* __restrict__ words, long long n, unsigned long long* sums)
+{
+    unsigned long long plain = 0, weighted = 0;
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        plain += words[i];
+        weighted += words[i] * (unsigned long long)(i + 1);
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+        plain += __shfl_down_sync(0xffffffff, plain, offset);
+        weighted += __shfl_down_sync(0xffffffff, weighted, offset);
+    }
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&sums[0], plain);
+        atomicAdd(&sums[1], weighted);
+    }
+}
+"""
+BLOCK = 256
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL))
+
+
+# %% The reference
+def reference(words):
+    """The two sums of uint32 words, as uint64 modulo 2^64."""
+    wide, number = words.ravel().astype(np.uint64), np.arange(1, words.size + 1, dtype=np.uint64)
+    return np.array([wide.sum(), (wide * number).sum()])
+
+
+# %% Host memory of both kinds, and what arrives on the device
+def pageable(array):
+    """The array as it is: (a Buffer over it, the array)."""
+    return Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array), array
+
+
+def pinned(array):
+    """A copy in page-locked memory: (the Buffer, a NumPy array that sees it and needs the Buffer alive)."""
+    buffer = LegacyPinnedMemoryResource().allocate(array.nbytes)
+    view = np.from_dlpack(buffer).view(array.dtype).reshape(array.shape)
+    view[:] = array
+    return buffer, view
+
+
+def checksum(d_words, stream):
+    """The two sums of a Buffer of words, computed on the device: uint64, shape (2,)."""
+    n, sums = d_words.size // 4, gpu.zeros(2, np.uint64, stream)
+    config = LaunchConfig(grid=min(1024, -(-n // BLOCK)), block=BLOCK)
+    launch(stream, config, compiled().get_kernel("checksum"), d_words, np.int64(n), sums.buffer)
+    return sums.to_host(stream)
+
+
+def there_and_back(words, kind=pinned):
+    """Copy uint32 words to the device and back: (what came back, the checksum taken on the device).
+
+    The copies are enqueued; the host waits once, for an event behind them. ValueError for other arrays.
+    """
+    if words.dtype != np.uint32 or words.size == 0 or not words.flags.c_contiguous:
+        raise ValueError(f"expected contiguous uint32 that are not empty, got {words.dtype} {words.shape}")
+    device, stream = gpu.open_device()
+    (source, _), (target, out) = kind(words), kind(np.zeros_like(words))
+    d_words = device.allocate(words.nbytes, stream=stream)
+    d_words.copy_from(source, stream=stream)
+    d_words.copy_to(target, stream=stream)
+    done = stream.record()
+    done.sync()  # until here `source` must not be changed, and `out` not be read
+    return out.copy(), checksum(d_words, stream)
+
+
+# %% A rectangle of an image
+def rows_in(image, top, left, d_rectangle, shape, stream):
+    """Copy a rectangle of a host image into contiguous device memory, one copy for each row."""
+    height, width = shape
+    for y in range(height):
+        row = image[top + y, left : left + width]
+        at = int(d_rectangle.handle) + y * row.nbytes
+        Buffer.from_handle(at, row.nbytes, owner=d_rectangle).copy_from(pageable(row)[0], stream=stream)
+
+
+def rectangle_in(image, top, left, d_rectangle, shape, stream):
+    """The same with one 2D copy (cuMemcpy2DAsync), which knows how far apart the rows are. Raises Unavailable on the
+    simulator."""
+    if gpu.SIMULATED:
+        raise Unavailable("2D copies: they are the driver's, which the simulator does not have")
+    from cuda.bindings import driver
+
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType, copy.dstMemoryType = (
+        driver.CUmemorytype.CU_MEMORYTYPE_HOST,
+        driver.CUmemorytype.CU_MEMORYTYPE_DEVICE,
+    )
+    copy.srcHost, copy.srcPitch = image.ctypes.data, image.strides[0]
+    copy.srcXInBytes, copy.srcY = left * image.itemsize, top
+    copy.dstDevice, copy.dstPitch = int(d_rectangle.handle), shape[1] * image.itemsize
+    copy.WidthInBytes, copy.Height = shape[1] * image.itemsize, shape[0]
+    gpu.checked(driver.cuMemcpy2DAsync(copy, int(stream.handle)))
+
+
+def rectangle(image, top, left, shape, how=rows_in):
+    """The checksum, taken on the device, of a rectangle of a uint32 image: uint64, shape (2,)."""
+    device, stream = gpu.open_device()
+    d_rectangle = device.allocate(4 * shape[0] * shape[1], stream=stream)
+    how(image, top, left, d_rectangle, shape, stream)
+    return checksum(d_rectangle, stream)
+
+
+# %% The same through PyCUDA
+def there_and_back_pycuda(words):
+    """As `there_and_back`, from pinned memory; only the words. Unavailable without PyCUDA."""
+    # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda
+    cuda = load_pycuda().driver
+    source, out = (cuda.pagelocked_empty(words.shape, np.uint32) for _ in range(2))
+    source[:] = words
+    d_words, stream = cuda.mem_alloc(words.nbytes), cuda.Stream()
+    cuda.memcpy_htod_async(d_words, source, stream)
+    cuda.memcpy_dtoh_async(out, d_words, stream)
+    stream.synchronize()
+    return out.copy()
+
+
+# %% Verify and measure
+def random_words(*shape):
+    return np.random.default_rng(132).integers(0, 2**32, shape, dtype=np.uint32)
+
+
+def verify(n):
+    """The checks of all copies, on n words and a rectangle. Raises Mismatch if one is wrong."""
+    words, checks = random_words(n), []
+    for kind in (pageable, pinned):
+        out, sums = there_and_back(words, kind)
+        checks += [
+            check(f"{kind.__name__}: arrived", sums, reference(words)),
+            check(f"{kind.__name__}: back", out, words),
+        ]
+    try:
+        checks.append(check("pinned, PyCUDA: back", there_and_back_pycuda(words), words))
+    except Unavailable as missing:
+        print(missing)
+    image, part = random_words(50, 77), (slice(7, 7 + 31), slice(9, 9 + 33))
+    for how in (rows_in, rectangle_in):
+        try:
+            sums = rectangle(image, 7, 9, (31, 33), how)
+            checks.append(check(f"{how.__name__}: arrived", sums, reference(np.ascontiguousarray(image[part]))))
+        except Unavailable as missing:
+            print(missing)
+    return checks
+
+
+LOGS = range(10, 29, 2)  # of the bytes that are copied
+
+
+def benchmark() -> list[Row]:
+    """Copies of 1 KiB to 256 MiB; pinned against torch; both directions at once; a rectangle; when calls return."""
+    device, stream = gpu.open_device()
+    row = functools.partial(Row.from_timing, section="1.3.2", yardsticks=timing.yardsticks(device, stream))
+    verify(100_003)
+    largest = random_words(1 << (LOGS[-1] - 2))
+    ordinary, locked = pageable(largest)[0], pinned(largest)[0]
+    d_words, d_other = (device.allocate(largest.nbytes, stream=stream) for _ in range(2))
+
+    def parts(nbytes):  # the first bytes of each
+        return (Buffer.from_handle(int(b.handle), nbytes, owner=b) for b in (ordinary, locked, d_words, d_other))
+
+    def call(target, source):
+        target.copy_from(source, stream=stream)
+        stream.sync()
+
+    rows, rate = [], lambda n, t: {"GB/s": n / t.seconds / 1e9}
+    for log in LOGS:
+        host, page_locked, on_device, other = parts(1 << log)
+        ways = {
+            "pageable to device": (on_device, host),
+            "device to pageable": (host, on_device),
+            "pinned to device": (on_device, page_locked),
+            "device to pinned": (page_locked, on_device),
+            "device to device": (other, on_device),
+        }
+        times = timing.wall_clock({name: functools.partial(call, *ends) for name, ends in ways.items()})
+        rows += [
+            row(name=k, size=f"2^{log}", dtype="bytes", timing=t, figures=rate(1 << log, t)) for k, t in times.items()
+        ]
+    return (
+        rows
+        + against_torch(row, rate)
+        + rectangles(row, rate, stream)
+        + returns(row, stream, ordinary, locked, d_words)
+    )
+
+
+def against_torch(row, rate):
+    """256 MiB from and to pinned memory, and both at once, by events: ours and torch's in one run."""
+    import torch
+
+    n, rows = 1 << LOGS[-1], []
+    with timing.torch_stream() as stream:
+        locked, other = (LegacyPinnedMemoryResource().allocate(n) for _ in range(2))
+        d_words, d_other = (gpu.empty(n, np.uint8, stream).buffer for _ in range(2))
+        t_locked, t_device = (
+            torch.empty(n, dtype=torch.uint8, pin_memory=True),
+            torch.empty(n, dtype=torch.uint8, device="cuda"),
+        )
+        for memory in (np.from_dlpack(locked), np.from_dlpack(other), t_locked.numpy()):
+            memory.view(np.uint8)[:] = np.arange(256, dtype=np.uint8).repeat(n // 256)  # touched before it is timed
+        side = stream.device.create_stream()
+
+        def both(s):
+            side.wait(s.record())
+            d_words.copy_from(locked, stream=s)
+            d_other.copy_to(other, stream=side)
+            s.wait(side.record())
+
+        calls = {
+            "pinned to device": lambda s: d_words.copy_from(locked, stream=s),
+            "torch, pinned to device": lambda s: t_device.copy_(t_locked, non_blocking=True),
+            "device to pinned": lambda s: d_words.copy_to(locked, stream=s),
+            "torch, device to pinned": lambda s: t_locked.copy_(t_device, non_blocking=True),
+            "both directions at once": both,
+        }
+        times = timing.benchmark(calls, stream)
+    for name, taken in times.items():
+        peer = (f"torch, {name}", times[f"torch, {name}"]) if f"torch, {name}" in times else None
+        figures = rate(2 * n if name.startswith("both") else n, taken)
+        rows.append(
+            row(name=name, size=f"2^{LOGS[-1]}, events", dtype="bytes", timing=taken, peer=peer, figures=figures)
+        )
+    return rows
+
+
+def rectangles(row, rate, stream):
+    """A rectangle of 1024 x 1024 in an image of 4096 x 4096, in pinned memory: by rows, in one, and the whole image."""
+    buffer, image = pinned(random_words(4096, 4096))
+    shape = 1024, 1024
+    d_part, d_all = gpu.empty(shape, np.uint32, stream).buffer, gpu.empty(image.shape, np.uint32, stream).buffer
+
+    def waits(function, *arguments):
+        function(*arguments)
+        stream.sync()
+
+    place = image, 1000, 1000, d_part, shape, stream
+    calls = {
+        "rectangle, a copy for each row": functools.partial(waits, rows_in, *place),
+        "rectangle, one 2D copy": functools.partial(waits, rectangle_in, *place),
+        "the whole image": lambda: waits(lambda: d_all.copy_from(buffer, stream=stream)),
+    }
+    times = timing.wall_clock(calls)
+    first = next(iter(times.items()))
+    return [
+        row(name=k, size="1024x1024 of 4096x4096", dtype="u32", timing=t, peer=first, figures=rate(d_part.size, t))
+        for k, t in times.items()
+    ]
+
+
+def returns(row, stream, ordinary, locked, d_words):
+    """After what time the call of a copy to the device returns, and after what time it is done."""
+    rows = []
+    for name, source in (("pageable", ordinary), ("pinned", locked)):
+        returned, done = [], []
+        for _ in range(20):
+            began = time.perf_counter()
+            d_words.copy_from(source, stream=stream)
+            returned.append(time.perf_counter() - began)
+            stream.sync()
+            done.append(time.perf_counter() - began)
+        pairs = {f"{name}: the call has returned": returned, f"{name}: the copy is done": done}
+        rows += [
+            row(name=k, size=f"2^{LOGS[-1]}, host's clock", dtype="bytes", timing=timing.Timing.of(v[2:]))
+            for k, v in pairs.items()
+        ]
+    return rows
+
+
+# %% Read the figures
+def curves(rows):
+    """{kind: {bytes: seconds}} of the copies of many sizes."""
+    found = {}
+    for r in rows:
+        if r.dtype == "bytes" and r.size.removeprefix("2^").isdigit():
+            found.setdefault(r.name, {})[1 << int(r.size[2:])] = r.seconds
+    return found
+
+
+def fit(curve):
+    """(t0, B) of t = t0 + n / B, by least squares of the relative errors."""
+    n, t = np.array(list(curve)), np.array(list(curve.values()))
+    t0, per_byte = np.linalg.lstsq(np.stack([1 / t, n / t], axis=1), np.ones(n.size))[0]
+    return t0, 1 / per_byte
+
+
+def report(rows):
+    """The model of each kind of copy, and the size from which half of the bandwidth is reached."""
+    lines = []
+    for name, curve in curves(rows).items():
+        t0, bandwidth = fit(curve)
+        lines.append((name, si(t0, "s"), si(bandwidth, "B/s"), si(t0 * bandwidth, "B")))
+    table("t = t0 + n / B, fitted; half of B is reached at t0 × B", ("copy", "t0", "B", "t0 × B"), lines)
+    results.show([r for r in rows if r.name not in curves(rows) or not r.size.removeprefix("2^").isdigit()])
+
+
+# %% Run
+def main(argv=None) -> int:
+    options = parser(__doc__, size=1_000_003, quick_size=100_003, plot=True).parse_args(argv)
+    header(__doc__, gpu.open_device()[0])
+    check_fits(4 * options.size)
+    checks_table(verify(options.size))
+    rows = benchmark() if options.bench else results.recorded("1.3.2")
+    if not rows:
+        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
+        return 0
+    source = results.source(rows)
+    print(source if options.bench else f"recorded on {source}, not measured here")
+    report(rows)
+    if options.plot:
+        rates = {name: {n: n / t for n, t in curve.items()} for name, curve in curves(rows).items()}
+        plot_curves(rates, f"Copies, call to return ({source})", "bytes", "bytes per second", "s1_3_2_transfers")
+    return 0
+
+
+# %%
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,318 @@
+# %%
+"""1.3.4 CUDA流与事件管理 — Streams and events
+
+本节把数据切成块，用多个流让拷入、计算、拷出同时进行；再用实验展示流的优先级和默认流的规则。
+Copy in, compute and copy out, chunk after chunk in several streams at a time; then priorities and the default stream.
+
+要点
+  同一个流按顺序执行，不同的流可以同时使用两个方向的拷贝引擎和 SM：流水线的时间趋近最慢的一级，而不是各级之和。
+  设备上只要几块缓冲区：两块时三级中总有一级空闲，三块就够。缓冲区何时可以重用由事件规定，主机不必等待。
+  默认流（legacy）与阻塞流互相等待，非阻塞流不受影响；高优先级的流不打断运行中的块，但比排队的块先得到 SM。
+Key idea
+  Work in one stream keeps its order, work in different streams may run at once, and an event orders what has to be
+  ordered. With three buffers on the device a pipeline of three stages takes about as long as its slowest stage.
+
+Run:      ./run 1.3.4     or     python ch01_cuda_basics/s1_3_4_streams_and_events.py [--size N] [--quick] [--plot]
+Look at:  the efficiency (vs peer: the slowest stage alone) with 1 to 4 buffers, beside the time that the stages
+          promise; who waits for whom. Without a GPU: all results are verified, and recorded figures are shown.
+"""
+
+from functools import cache, partial
+
+import numpy as np
+
+from common import gpu, results, timing
+from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
+
+# in your own code: from cuda.core import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, ...
+from common.gpu import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Stream, StreamOptions, launch
+from common.pycuda import load as load_pycuda
+from common.report import save_figure, si
+from common.results import Row
+from common.verify import check, checks_table
+
+NEEDS = ()
+
+# %% The kernel
+KERNEL = r"""
+// `rounds` steps of a linear congruential generator for each element: work that takes as long as one asks for, with a
+// result that is known exactly.
+extern "C" __global__ void advance(unsigned* __restrict__ state, long long n, int rounds)
+{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    unsigned s = state[i];
+    for (int r = 0; r < rounds; ++r) s = 1664525u * s + 1013904223u;
+    state[i] = s;
+}
+"""
+BLOCK = 256
+compiled = cache(lambda: gpu.compile_kernels(KERNEL, "advance")[0])
+
+
+def advance(stream, d_state, rounds):
+    """Enqueue `rounds` steps of each element of a Buffer of uint32."""
+    config = LaunchConfig(grid=-(-d_state.size // (4 * BLOCK)), block=BLOCK)
+    launch(stream, config, compiled(), d_state, np.int64(d_state.size // 4), np.int32(rounds))
+
+
+# %% The reference
+def reference(state, rounds):
+    """`rounds` steps for each element: their composition is one step with another factor and another summand."""
+    factor, summand = 1, 0
+    for _ in range(rounds):
+        factor, summand = 1664525 * factor % 2**32, (1664525 * summand + 1013904223) % 2**32
+    return np.uint32(factor) * state + np.uint32(summand)
+
+
+# %% The pipeline: chunks in page-locked memory, a few buffers on the device, three stages
+STAGES = COPY_IN, COMPUTE, COPY_OUT = "copy in", "compute", "copy out"
+TIMED = EventOptions(timing_enabled=True)
+
+
+class Pipeline:
+    """Host arrays `numbers` and `result`, uint32 of `shape` (chunks, n), in page-locked memory; and what lies between.
+
+    CUDAError where so much page-locked memory is refused. Without it, no copy is asynchronous.
+    """
+
+    def __init__(self, stream, shape, rounds, buffers):
+        self.rounds, nbytes = rounds, 4 * shape[1]
+        whole = [LegacyPinnedMemoryResource().allocate(shape[0] * nbytes) for _ in range(2)]
+        self.numbers, self.result = (np.from_dlpack(buffer).view(np.uint32).reshape(shape) for buffer in whole)
+        self.host_chunks = [
+            [Buffer.from_handle(int(buffer.handle) + i * nbytes, nbytes, owner=buffer) for buffer in whole]
+            for i in range(shape[0])
+        ]
+        self.d_chunks = [stream.device.allocate(nbytes, stream=stream) for _ in range(buffers)]
+        self.streams = [stream.device.create_stream() for _ in range(max(buffers, len(STAGES)))]
+
+    def enqueue(self, stage, stream, i, slot):
+        """Put one stage of chunk i, which uses that buffer on the device, into a stream."""
+        (source, target), d_chunk = self.host_chunks[i], self.d_chunks[slot]
+        if stage == COPY_IN:
+            d_chunk.copy_from(source, stream=stream)
+        elif stage == COMPUTE:
+            advance(stream, d_chunk, self.rounds)
+        else:
+            d_chunk.copy_to(target, stream=stream)
+
+
+def overlapped(stream, pipeline, buffers, stages=STAGES, by_chunk=False):
+    """Enqueue all chunks behind what is in `stream`, which then waits for them. Returns the events around each stage.
+
+    Each stage has a stream, and events hand a chunk on to the next stage and its buffer to a later chunk. `by_chunk`:
+    each buffer has a stream, whose order alone would do. With one buffer everything is serial.
+    """
+    free, around = [stream.record()] * buffers, []
+    for i in range(len(pipeline.numbers)):
+        slot, done = i % buffers, free[i % buffers]
+        for k, stage in enumerate(stages):
+            own = pipeline.streams[slot if by_chunk else k]
+            own.wait(done)  # the stream waits, the host goes on
+            begin = own.record(options=TIMED)
+            pipeline.enqueue(stage, own, i, slot)
+            done = own.record(options=TIMED)
+            around.append((begin, done))
+        free[slot] = done
+    for event in free:
+        stream.wait(event)
+    return around
+
+
+def process(state, rounds, buffers, by_chunk=False):
+    """`rounds` steps of state, uint32, shape (chunks, n), not empty; else ValueError."""
+    if state.dtype != np.uint32 or state.ndim != 2 or state.size == 0:
+        raise ValueError(f"expected uint32 (chunks, n), not empty, got {state.dtype} of shape {state.shape}")
+    _, stream = gpu.open_device()
+    pipeline = Pipeline(stream, state.shape, rounds, buffers)
+    pipeline.numbers[:] = state
+    overlapped(stream, pipeline, buffers, by_chunk=by_chunk)
+    stream.sync()
+    return pipeline.result.copy()
+
+
+# %% The same through PyCUDA
+def process_pycuda(state, rounds, buffers):
+    """As `process`, with a stream for each stage; Unavailable without PyCUDA."""
+    # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
+    pycuda, (chunks, n) = load_pycuda(), state.shape
+    cuda, kernel = pycuda.driver, pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("advance")
+    numbers, result = (cuda.pagelocked_empty((chunks, n), np.uint32) for _ in range(2))
+    numbers[:] = state
+    inward, work, outward = (cuda.Stream() for _ in STAGES)
+    d_chunks, free = [cuda.mem_alloc(4 * n) for _ in range(buffers)], [cuda.Event().record()] * buffers
+    call = {"block": (BLOCK, 1, 1), "grid": (-(-n // BLOCK), 1), "stream": work}
+    for i in range(chunks):
+        slot = i % buffers
+        inward.wait_for_event(free[slot])
+        cuda.memcpy_htod_async(d_chunks[slot], numbers[i], inward)
+        work.wait_for_event(cuda.Event().record(inward))
+        kernel(d_chunks[slot], np.int64(n), np.int32(rounds), **call)
+        outward.wait_for_event(cuda.Event().record(work))
+        cuda.memcpy_dtoh_async(result[i], d_chunks[slot], outward)
+        free[slot] = cuda.Event().record(outward)
+    outward.synchronize()
+    return result.copy()
+
+
+# %% A short kernel behind a long one, in another stream: does it wait?
+LEGACY, PER_THREAD, FREE = "legacy default", "per-thread default", "non-blocking"
+WAVES, MANY, ONE = 16, "16 waves of blocks", "1 block"  # the long kernels of the two experiments
+CASES = {  # (long kernel, its stream, the stream of the short one): what part of the long one the short one waits for
+    (MANY, "low priority", "same priority"): 1,
+    (MANY, "low priority", "high priority"): 1 / WAVES,  # at most: until the first block makes room
+    (ONE, "blocking", LEGACY): 1,
+    (ONE, PER_THREAD, LEGACY): 1,
+    (ONE, FREE, LEGACY): 0,
+    (ONE, "blocking", PER_THREAD): 0,
+}
+
+
+def late_comers(row):
+    """Rows: the time from the start of a long kernel in one stream until a short one, given to another, is done."""
+    device, stream = gpu.open_device()
+    resident = device.properties.multiprocessor_count * device.properties.max_threads_per_multiprocessor
+    many, few, other = (gpu.zeros(n, np.uint32, stream).buffer for n in (WAVES * resident, BLOCK, BLOCK))
+    long = {MANY: partial(advance, d_state=many, rounds=200_000), ONE: partial(advance, d_state=few, rounds=2_000_000)}
+    options = {"low priority": {"priority": 0}, "same priority": {"priority": 0}, "high priority": {"priority": -1}}
+    options |= {"blocking": {"nonblocking": False}, FREE: {"nonblocking": True}}
+    streams = {name: device.create_stream(options=StreamOptions(**its)) for name, its in options.items()}
+    streams |= {LEGACY: Stream.from_handle(1), PER_THREAD: Stream.from_handle(2)}  # cudaStreamLegacy, ...PerThread
+    alone, name = timing.benchmark(long, stream), "the long kernel"
+    rows = [row(name=name, size=size, timing=taken) for size, taken in alone.items()]
+    for (size, first, second), part in CASES.items():
+        samples = []
+        for _ in range(22):
+            begin = streams[first].record(options=TIMED)
+            long[size](streams[first])
+            advance(streams[second], other, rounds=100)
+            done = streams[second].record(options=TIMED)
+            device.sync()
+            samples.append((done - begin) / 1e3)
+        figures, what = {"expected, ms": 1e3 * part * alone[size].seconds}, {"size": size, "peer": (name, alone[size])}
+        taken = timing.Timing.of(samples[2:])
+        rows.append(row(name=f"{second}, behind {first}", timing=taken, figures=figures, **what))
+    return rows
+
+
+# %% Verify and measure
+COUNT, AT_ONCE, SLOWEST = 64, "copy in and out", "slowest stage"  # chunks; names of a row and of the peer
+
+
+def random_state(chunks, n):
+    """Random uint32, shape (chunks, n). After 2^20 they repeat."""
+    return np.resize(np.random.default_rng(134).integers(0, 2**32, 1 << 20, dtype=np.uint32), (chunks, n))
+
+
+def verify(n, rounds):
+    """The checks of all variants, on 13 chunks of n elements. Raises Mismatch if one is wrong."""
+    state = random_state(13, n)
+    found = {f"a stream a stage, {k} buffers": process(state, rounds, k) for k in (1, 2, 3, 4)}
+    found |= {f"{k} streams": process(state, rounds, k, by_chunk=True) for k in (2, 3, 4)}
+    try:
+        found["PyCUDA, 3 buffers"] = process_pycuda(state, rounds, 3)
+    except Unavailable as missing:
+        print(missing)
+    return [check(name, result, reference(state, rounds)) for name, result in found.items()]
+
+
+def pipelines(stream, n):
+    """A Pipeline of COUNT chunks of n elements, and one of a single chunk; smaller ones where memory is refused."""
+    try:
+        return Pipeline(stream, (COUNT, n), 1000, 4), Pipeline(stream, (1, COUNT * n), 1000, 1)
+    except gpu.CUDAError as refused:  # containers and WSL allow only so much
+        not_run(f"4 × {COUNT * n >> 18} MiB of page-locked memory: {refused}")
+        return pipelines(stream, n // 2)
+
+
+def benchmark() -> list[Row]:
+    """The pipeline and its stages on 64 chunks of 8 MiB (less on a small GPU); then the rows of CASES."""
+    device, stream = gpu.open_device()
+    row = partial(Row.from_timing, section="1.3.4", dtype="u32", yardsticks=timing.yardsticks(device, stream))
+    verify(100_003, 1000)
+    pieces, whole = pipelines(stream, 1 << min(21, (gpu.free_memory() // 32 // COUNT).bit_length() - 1))
+    pieces.numbers[:], size = random_state(*pieces.numbers.shape), f"{COUNT} × {pieces.d_chunks[0].size >> 20} MiB"
+    whole.numbers[:] = pieces.numbers.reshape(1, -1)
+    stages = {stage: (stage,) for stage in STAGES} | {AT_ONCE: (COPY_IN, COPY_OUT)}
+    alone = {name: partial(overlapped, pipeline=pieces, buffers=4, stages=its) for name, its in stages.items()}
+    for _ in range(2):  # make compute as long as the copies when both are under way
+        times = timing.benchmark(alone, stream, samples=3)
+        pieces.rounds = whole.rounds = int(pieces.rounds * times[AT_ONCE].seconds / times[COMPUTE].seconds)
+    runs = {"serial, 1 chunk": (whole, 1, False), "serial": (pieces, 1, False)}
+    runs |= {f"{k} streams": (pieces, k, True) for k in (2, 3, 4)}
+    runs |= {f"a stream a stage, {k} buffers": (pieces, k, False) for k in (2, 3, 4)}
+    calls = {name: partial(overlapped, pipeline=p, buffers=k, by_chunk=by) for name, (p, k, by) in runs.items()}
+    times = timing.benchmark(alone | calls, stream)
+    slowest, rows = max((times[stage] for stage in STAGES), key=lambda taken: taken.seconds), []
+    for name, taken in times.items():
+        figures, peer = {"GB/s": pieces.numbers.nbytes / taken.seconds / 1e9}, None
+        if name == COMPUTE:
+            figures["rounds"] = pieces.rounds
+        if name in runs:
+            buffers, peer = runs[name][1], (SLOWEST, slowest)
+            all_three = sum(times[stage].seconds for stage in STAGES)
+            bounds = [times[name].seconds for name in (COMPUTE, AT_ONCE)] if buffers > 1 else []
+            figures["expected, ms"] = 1e3 * max(all_three / buffers, *bounds, 0)
+        rows.append(row(name=name, size=size, timing=taken, figures=figures, peer=peer))
+    return rows + late_comers(row)
+
+
+# %% Show
+def report(rows):
+    """Print the pipeline with the bound that holds, and who waited."""
+    found = {row.name: row for row in rows}
+    results.show([row for row in rows if row.size not in (MANY, ONE)], "Stages, and pipelines of all three")
+    slowest = max((found[stage] for stage in STAGES), key=lambda row: row.seconds)
+    best = min((row for row in rows if row.peer == SLOWEST), key=lambda row: row.seconds)
+    bounds = {row.name: si(row.seconds, "s") for row in (slowest, found[AT_ONCE], best)}
+    print(
+        "; ".join(f"{name}: {time}" for name, time in bounds.items()), f"= {best.of_peer:.1%} of {slowest.name}'s speed"
+    )
+    for size in (MANY, ONE):
+        results.show([row for row in rows if row.size == size], f"How long a short kernel takes behind {size}")
+
+
+def plot(rows, source):
+    """The first chunks in three lanes, a colour for each buffer: by events, without a GPU as if stages were equal."""
+    from matplotlib.figure import Figure
+
+    found, stream = {row.name: row for row in rows}, gpu.open_device()[1]
+    figure, ms = Figure(figsize=(10, 8), layout="constrained"), 1e3 * found[COMPUTE].seconds / COUNT
+    for k, axes in enumerate(figure.subplots(3, 1, sharex=True), 1):
+        if gpu.SIMULATED:
+            bars = [(ms * (i // k * 3 + i % k + lane), ms) for i in range(12) for lane in range(3)]
+        else:
+            pipeline = Pipeline(stream, (12, 1 << 21), found[COMPUTE].figures["rounds"], k)
+            around = overlapped(stream, pipeline, k)
+            stream.sync()
+            bars = [(begin - around[0][0], end - begin) for begin, end in around]
+        for i, bar in enumerate(bars):
+            axes.broken_barh([bar], (i % 3 - 0.4, 0.8), color=f"C{i // 3 % k}", edgecolor="white")
+        axes.set(title=f"{k} buffers", yticks=range(3), yticklabels=STAGES, ylim=(2.5, -0.5))
+    how = "if all stages took as long as compute" if gpu.SIMULATED else "by events"
+    axes.set_xlabel(f"ms, {how} ({source})")
+    save_figure(figure, "s1_3_4_streams_and_events")
+
+
+# %% Run
+def main(argv=None) -> int:
+    options = parser(__doc__, size=1_000_003, quick_size=100_003, plot=True).parse_args(argv)
+    header(__doc__, gpu.open_device()[0])
+    check_fits(8 * options.size)
+    checks_table(verify(-(-options.size // 13), rounds=20 if gpu.SIMULATED else 1000))
+    rows = benchmark() if options.bench else results.recorded("1.3.4")
+    if not rows:
+        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
+        return 0
+    source = results.source(rows)
+    print(source if options.bench else f"recorded on {source}, not measured here")
+    report(rows)
+    if options.plot:
+        plot(rows, source)
+    return 0
+
+
+# %%
+if __name__ == "__main__":
+    run_main(main)
