@@ -8,7 +8,7 @@ taken out of the kernel, and the tools say what is wrong.
 要点
   nsys 看整体：什么时候在等、拷贝与核函数是否重叠；ncu 看一个核函数内部：扇区、占用率、瓶颈；先用 nsys，再用 ncu。
   compute-sanitizer 的 memcheck 找越界与未对齐，racecheck 找共享内存的竞争；编译时加 -lineinfo，才能指出源代码行。
-  NVTX 区间只是给时间线加名字：没有工具在看时，几乎不花时间，可以留在代码里。
+  NVTX 区间只是给时间线加名字：没有工具在看时什么也不记录，可以留在代码里。
 Key idea
   Name the phases of your program, look at the whole time line first, then at one kernel's counters; and run the
   sanitizer before you believe a result. Without a GPU the simulator finds the same two faults.
@@ -191,7 +191,7 @@ def show_ncu(n):
     """Print METRICS of the kernel of PROGRAM. Raises Unavailable without ncu or the permission to count."""
     (launched,) = ncu.profile(CHILD, list(METRICS.values()), stdin=job_for(n))
     rows = [(name, f"{launched.metrics[metric]:,.6g}") for name, metric in METRICS.items()]
-    table(f"ncu on {launched.kernel}, {n:,} elements", ("metric", "value"), rows)
+    table(f"ncu on {launched.kernel}", ("metric", "value"), rows)
 
 
 # %% Faults: what the sanitizer says on a GPU, and the simulator without one

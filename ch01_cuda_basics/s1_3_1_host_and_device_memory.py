@@ -201,11 +201,12 @@ def out_of_memory():
     raise Mismatch(f"{before + before // 4:,} bytes were allocated where {before:,} are free")
 
 
-def pinned_or_less(nbytes):
-    """Pinned memory of `nbytes`, or of half, a quarter, ... where that is refused (containers, WSL); says so."""
+def pinnable(nbytes):
+    """`nbytes`, or the half, quarter, ... of it that can be pinned here (containers, WSL); says so where it is less."""
     while True:
         try:
-            return pinned(nbytes), nbytes
+            pinned(nbytes).free()
+            return nbytes
         except gpu.CUDAError as refused:
             if nbytes < 1 << 16:
                 raise
@@ -255,7 +256,7 @@ def benchmark() -> list[Row]:
             for k, t in times.items()
         ]
 
-    nbytes = min(SIZES["64 MiB"], gpu.free_memory() // 8)
+    nbytes = pinnable(min(SIZES["64 MiB"], gpu.free_memory() // 8))
     n, x, memories, calls = nbytes // 4, random_vector(nbytes // 4), {}, {}
     with contextlib.ExitStack() as held:
         target = held.enter_context(allocated(from_driver, nbytes))

@@ -116,23 +116,48 @@ def rows_in(image, top, left, d_rectangle, shape, stream):
         Buffer.from_handle(at, row.nbytes, owner=d_rectangle).copy_from(pageable(row)[0], stream=stream)
 
 
-def rectangle_in(image, top, left, d_rectangle, shape, stream):
-    """The same with one 2D copy (cuMemcpy2DAsync), which knows how far apart the rows are. Raises Unavailable on the
-    simulator."""
+def copy_2d(target, source, width, height, stream):
+    """Copy `height` rows of `width` bytes. An end is (address, bytes from row to row, whether on the device).
+
+    This is the driver's cuMemcpy2DAsync, in one call. Raises Unavailable on the simulator, which has no driver.
+    """
     if gpu.SIMULATED:
         raise Unavailable("2D copies: they are the driver's, which the simulator does not have")
     from cuda.bindings import driver
 
+    kinds = driver.CUmemorytype.CU_MEMORYTYPE_HOST, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy = driver.CUDA_MEMCPY2D()
-    copy.srcMemoryType, copy.dstMemoryType = (
-        driver.CUmemorytype.CU_MEMORYTYPE_HOST,
-        driver.CUmemorytype.CU_MEMORYTYPE_DEVICE,
-    )
-    copy.srcHost, copy.srcPitch = image.ctypes.data, image.strides[0]
-    copy.srcXInBytes, copy.srcY = left * image.itemsize, top
-    copy.dstDevice, copy.dstPitch = int(d_rectangle.handle), shape[1] * image.itemsize
-    copy.WidthInBytes, copy.Height = shape[1] * image.itemsize, shape[0]
+    copy.WidthInBytes, copy.Height = width, height
+    for end, (address, pitch, on_device) in (("dst", target), ("src", source)):
+        setattr(copy, f"{end}MemoryType", kinds[on_device])
+        setattr(copy, f"{end}{'Device' if on_device else 'Host'}", address)
+        setattr(copy, f"{end}Pitch", pitch)
     gpu.checked(driver.cuMemcpy2DAsync(copy, int(stream.handle)))
+
+
+def rectangle_in(image, top, left, d_rectangle, shape, stream):
+    """As `rows_in`, with one 2D copy."""
+    source = image.ctypes.data + top * image.strides[0] + left * image.itemsize, image.strides[0], False
+    width = shape[1] * image.itemsize
+    copy_2d((int(d_rectangle.handle), width, True), source, width, shape[0], stream)
+
+
+def pitched_and_back(image):
+    """(the image after a round trip through pitched device memory, the pitch in bytes): there every row begins at an
+    address that suits wide loads, whatever the width is (cuMemAllocPitch)."""
+    if gpu.SIMULATED:
+        raise Unavailable("pitched memory: it is the driver's, which the simulator does not have")
+    from cuda.bindings import driver
+
+    (height, width), (_, stream) = image.shape, gpu.open_device()
+    out, nbytes = np.zeros_like(image), width * image.itemsize
+    address, pitch = gpu.checked(driver.cuMemAllocPitch(nbytes, height, 16))  # for loads of 16 bytes
+    on_device = int(address), pitch, True
+    copy_2d(on_device, (image.ctypes.data, nbytes, False), nbytes, height, stream)
+    copy_2d((out.ctypes.data, nbytes, False), on_device, nbytes, height, stream)
+    stream.sync()
+    gpu.checked(driver.cuMemFree(address))
+    return out, pitch
 
 
 def rectangle(image, top, left, shape, how=rows_in):
@@ -182,6 +207,11 @@ def verify(n):
             checks.append(check(f"{how.__name__}: arrived", sums, reference(np.ascontiguousarray(image[part]))))
         except Unavailable as missing:
             print(missing)
+    try:
+        back, pitch = pitched_and_back(image)
+        checks.append(check(f"pitched, {image.strides[0]} bytes a row in {pitch}", back, image))
+    except Unavailable as missing:
+        print(missing)
     return checks
 
 

@@ -4,8 +4,53 @@ from tests.mutants import Mutant, faults
 
 MUTANTS: list[Mutant] = [
     # --- 1.2.1
+    *faults(
+        "ch01_cuda_basics/s1_2_1_toolkit_setup.py",
+        "tests/test_ch01_2_setup.py",
+        ("if (i >= n) return;", "if (i > n) return;", "121_smoke_test"),
+        ("x * x + y * y + z * z", "x * x + y * y + y * z", "121_smoke_test"),
+        ("fabsf(x) >= fabsf(y) ?", "x >= y ?", "121_smoke_test"),
+    ),
     # --- 1.2.2
+    *faults(
+        "ch01_cuda_basics/s1_2_2_pycuda_and_cuda_python.py",
+        "tests/test_ch01_2_setup.py",
+        ("if (i < n) y[i]", "if (i <= n) y[i]", "122_same_bits"),
+        (
+            "fminf(fmaxf(fmaf(a, x[i], y[i]), low), high);\n}",
+            "fmaxf(fmaf(a, x[i], y[i]), low);\n}",
+            "122_same_bits",
+        ),
+        (
+            'fmaf(a, x[i], y[i]), low), high)"',
+            'fmaf(a, x[i], x[i]), low), high)"',
+            "122_same_bits",
+        ),
+    ),
     # --- 1.2.3
+    *faults(
+        "ch01_cuda_basics/s1_2_3_nsight.py",
+        "tests/test_ch01_2_nsight.py",
+        # smooth
+        ("x[min(i, n - 1)]", "x[min(i, n)]", "123_smooth"),
+        ("x[max(i - 1, 0LL)]", "x[max(i, 0LL)]", "123_smooth"),
+        ("x[min(i + 1, n - 1)]", "x[min(i, n - 1)]", "123_smooth"),
+        ("if (threadIdx.x == 255)", "if (threadIdx.x == 254)", "123_smooth"),
+        ("if (i < n)\n        y", "if (i <= n)\n        y", "123_smooth"),
+        ("    __syncthreads();  // the tile is whole\n    if", "    if", "123_both_faults_are_found"),
+        ("+ tile[t + 1]) / 3.0f", "+ tile[t]) / 3.0f", "123_smooth"),
+        # what the tools say
+        ("(Error|Warning): Race", "Error: Race", "123_what_the_sanitizer_says"),
+        ("lines[number : number + 3]", "lines[number : number + 2]", "123_what_the_sanitizer_says"),
+        (
+            'raise Mismatch(f"{name}: {kind} found nothing")',
+            "continue",
+            "123_a_fault_that_is_not_found_is_noticed",
+        ),
+        ("if clean := examine(n, KERNEL, kind):", "if clean := []:", "123_a_report_of_the_whole_kernel_is_noticed"),
+        (" or (done.returncode and not found)", "", "123_a_sanitizer_that_fails"),
+        ("api.reset()", "pass", "123_after_a_fault_the_simulator_works_again"),
+    ),
     # --- 1.2.4
     *faults(
         "ch01_cuda_basics/s1_2_4_nvcc.py",

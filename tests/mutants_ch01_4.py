@@ -26,6 +26,103 @@ MUTANTS: list[Mutant] = [
         ("(change, times, np.tile", "(-change, times, np.tile", "141_most_at_once_by_hand"),
     ),
     # --- 1.4.2
+    *faults(
+        "ch01_cuda_basics/s1_4_2_block_and_grid_layout.py",
+        "tests/test_ch01_4.py",
+        # jacobi_2d
+        (
+            "    if (x >= width || y >= height) return;\n    const long long i = (long long)y * width + x;\n",
+            "    if (y >= height) return;\n    const long long i = (long long)y * width + x;\n",
+            "142_two_dimensions",
+        ),
+        (
+            "x == width - 1 || y == 0 || y == height - 1;\n    out[i] = border ?",
+            "x == width - 2 || y == 0 || y == height - 1;\n    out[i] = border ?",
+            "142_two_dimensions",
+        ),
+        (
+            "const int x = blockIdx.x * blockDim.x + threadIdx.x;\n    const int y = blockIdx.y * blockDim.y + threadIdx.y;\n"
+            "    if (x >= width || y >= height) return;\n    const long long i = (long long)y",
+            "const int x = blockIdx.x * blockDim.x + threadIdx.x;\n    const int y = blockIdx.y * blockDim.x + threadIdx.y;\n"
+            "    if (x >= width || y >= height) return;\n    const long long i = (long long)y",
+            "142_two_dimensions",
+        ),
+        # jacobi_2d_stride
+        ("y += gridDim.y * blockDim.y", "y += 3 * gridDim.y * blockDim.y", "142_two_dimensions"),
+        ("if (x >= width) return;", "", "142_two_dimensions"),
+        (
+            "y == height - 1;\n        out[i] = border",
+            "y >= height - 2;\n        out[i] = border",
+            "142_two_dimensions",
+        ),
+        # jacobi_2d_float4
+        ("in) + min(max(q, 0), quads - 1);", "in) + max(q, 0);", "142_two_dimensions"),
+        ("in) + min(max(q, 0), quads - 1);", "in) + min(q, quads - 1);", "142_two_dimensions"),
+        ("(long long)min(max(first + k - 1, 0), height - 1)", "(long long)max(first + k - 1, 0)", "142_two_dimensions"),
+        (
+            "mean.y = 0.25f * ((above.y + below.y) + (here.x + here.z))",
+            "mean.y = 0.25f * ((above.y + below.y) + (here.x + here.w))",
+            "142_two_dimensions",
+        ),
+        (
+            "mean.w = 0.25f * ((above.w + below.w) + (here.z + right))",
+            "mean.w = 0.25f * ((above.w + below.w) + (here.z + left))",
+            "142_two_dimensions",
+        ),
+        (
+            "const int y = first + k - 1, last = width - 1 - 4 * q;",
+            "const int y = first + k - 1, last = width - 4 * q;",
+            "142_two_dimensions",
+        ),
+        (
+            "        if (y == 0 || y == height - 1) mean = here;\n",
+            "        if (y == 0) mean = here;\n",
+            "142_two_dimensions",
+        ),
+        (
+            "lane > 0 && lane < 31 && q < quads && y < height)",
+            "lane < 31 && q < quads && y < height)",
+            "142_two_dimensions",
+        ),
+        (
+            "lane > 0 && lane < 31 && q < quads && y < height)",
+            "lane > 0 && q < quads && y < height)",
+            "142_two_dimensions",
+        ),
+        (
+            "lane > 0 && lane < 31 && q < quads && y < height)",
+            "lane > 0 && lane < 31 && y < height)",
+            "142_two_dimensions",
+        ),
+        (
+            "lane > 0 && lane < 31 && q < quads && y < height)",
+            "lane > 0 && lane < 31 && q < quads)",
+            "142_two_dimensions",
+        ),
+        # jacobi_3d
+        ("in[i - plane] + in[i + plane]", "in[i - plane] + in[i - plane]", "142_three_dimensions"),
+        ("|| z == 0 || z == depth - 1;", "|| z == 0;", "142_three_dimensions"),
+        (
+            "if (x >= width || y >= height || z >= depth) return;",
+            "if (x >= width || y >= height) return;",
+            "142_three_dimensions",
+        ),
+        # jacobi_3d_march
+        ("first = blockIdx.z * PLANES;", "first = blockIdx.z * (PLANES - 1);", "142_three_dimensions"),
+        ("quads + min(max(q, 0), quads - 1);", "quads + max(q, 0);", "142_three_dimensions"),
+        ("down = y + 1 < height ? quads : 0;", "down = quads;", "142_three_dimensions"),
+        ("column[min(max(z, 0), depth - 1) * plane]", "column[max(z, 0) * plane]", "142_three_dimensions"),
+        ("z < min(first + PLANES, depth)", "z < first + PLANES", "142_three_dimensions"),
+        ("z == 0 || z == depth - 1) mean = here;", "z == 0) mean = here;", "142_three_dimensions"),
+        ("after = load(first + 1);", "after = load(first + 2);", "142_three_dimensions"),
+        ("lane < 31 && q < quads) reinterpret_cast", "q < quads) reinterpret_cast", "142_three_dimensions"),
+        ("lane < 31 && q < quads) reinterpret_cast", "lane < 31) reinterpret_cast", "142_three_dimensions"),
+        ("        before = here;\n", "", "142_three_dimensions"),
+        # the arithmetic by hand
+        ("(y * width + x) * 4 // 32", "(y * width + x) // 32", "142_sectors_by_hand"),
+        ("return 1 - math.prod(shape)", "return math.prod(shape)", "142_grids_by_hand"),
+        ("return tuple(int(-(-n //", "return tuple(int((n //", "142_grids_by_hand"),
+    ),
     # --- 1.4.3
     *faults(
         "ch01_cuda_basics/s1_4_3_synchronization.py",

@@ -51,4 +51,42 @@ MUTANTS: list[Mutant] = [
     ),
     # --- 1.5.3
     # --- 1.5.4
+    *faults(
+        "ch01_cuda_basics/s1_5_4_hardware_counters.py",
+        "tests/test_ch01_5_counters.py",
+        # copy
+        ("if (i < n) out[i] = in[i];", "if (i <= n) out[i] = in[i];", "154_ragged_vectors"),
+        ("if (i < n) out[i] = in[i];", "if (i < n) out[i] = in[i / 2 * 2];", "154_every_pattern"),
+        # copy_float4
+        ("if (q < n / 4)", "if (q <= n / 4)", "154_ragged_vectors"),
+        ("(out)[q] = ", "(out)[q ^ 1] = ", "154_every_pattern"),
+        # copy_offset
+        ("i + k < n ?", "i + k <= n ?", "154_ragged_vectors"),
+        ("? in[i + k] :", "? in[i + 2 * k] :", "154_every_pattern"),
+        # copy_strided
+        ("(unsigned)i * k & (n - 1)", "(unsigned)i * k & (n - 2)", "154_strided_powers_of_two"),
+        ("(unsigned)i * k & (n - 1)", "(unsigned)i & (n - 1)", "154_every_pattern"),
+        # transpose_naive
+        ("out[x * k + y] = in[y * k + x];", "out[y * k + x] = in[y * k + x];", "154_every_pattern"),
+        ("if (x < k && y < k) out[x", "if (x < k && y <= k) out[x", "154_ragged_transposes"),
+        # transpose_tiled
+        ("tile[32][32 + PAD]", "tile[32][32]", "154_the_simulator_counts_what_is_worked_out"),
+        ("__syncthreads();\n    x = ", "x = ", "154_every_pattern"),
+        (
+            "y = blockIdx.x * 32 + threadIdx.y;\n    if",
+            "y = blockIdx.y * 32 + threadIdx.y;\n    if",
+            "154_every_pattern",
+        ),
+        ("if (x < k && y < k) out[y", "if (x <= k && y < k) out[y", "154_ragged_transposes"),
+        ("= tile[threadIdx.x][threadIdx.y]", "= tile[threadIdx.y][threadIdx.x]", "154_every_pattern"),
+        # shared_strided
+        ("w < 1024; w += blockDim.x", "w < 512; w += blockDim.x", "154_every_pattern"),
+        ("words[threadIdx.x * k % 1024]", "words[threadIdx.x * k % 512]", "154_every_pattern"),
+        ("if (i < n) out[i] = words", "out[i] = words", "154_ragged_vectors"),
+        # by hand
+        ("index * size // 32", "index * size // 64", "154_rules_by_hand"),
+        ("prepend=-1))  # each", "prepend=0))  # each", "154_rules_by_hand"),
+        ("pitch = 32 + (pattern.kernel == PADDED)", "pitch = 33", "154_by_hand"),
+        ("    if wrong:", "    if not rows:", "154_a_count_that_differs_is_noticed"),
+    ),
 ]

@@ -6,6 +6,9 @@ from tests.mutants import Mutant
 
 KERNELS = "tests/test_simt_kernels.py::test_kernel"
 TRAPS = "tests/test_simt_traps.py::"
+TRANSPOSES = "the_transposes_as_an_h200_counts_them"
+COLLAPSE = "collapse_finds_the_different_patterns"
+PLANTED = "a_planted_race_is_found_and_its_mended_twin_is_clean"
 
 
 def broken(file: str, old: str, new: str, test: str) -> Mutant:
@@ -134,5 +137,69 @@ MUTANTS = [
         "left > byte",
         "left >= byte",
         "tests/test_simt_waiting.py::test_an_asynchronous_copy_fills_up_with_zeros",
+    ),
+    # what accesses cost
+    *(
+        broken("access", old, new, f"tests/test_simt_counters.py::test_{test}")
+        for old, new, test in (
+            ("SECTOR = 5", "SECTOR = 6", "sectors"),
+            (
+                "moved = np.where(active, lanes - lowest // unit * unit",
+                "moved = np.where(active, lanes - lowest",
+                COLLAPSE,
+            ),
+            (
+                "np.maximum.reduceat(times",
+                "np.add.reduceat(times",
+                "atomics_of_one_sector_count_by_the_most_frequent_address",
+            ),
+            ("merged |= (", "merged &= (", "loads_of_a_neighbours_address_merge_groups"),
+            ("32 if size <= 4 else 128 // size)", "32)", "wide_accesses_go_in_groups"),
+            ('2 if op == "cas" else 1', "1", "atomics_take_turns"),
+            ("_in_groups(named, 16, 8)", "_in_groups(named, 16, 16)", "matrices"),
+            ("order & 31", "order & 15", "a_stride_conflicts_as_often_as_it_shares_a_factor_with_32"),
+            ("counted[:, 1:] &= order[:, 1:] != order[:, :-1]", "pass", "equal_words_do_not_conflict"),
+        )
+    ),
+    # counting
+    *(
+        broken("counters", old, new, f"tests/test_simt_counters.py::test_{test}")
+        for old, new, test in (
+            ('f"global_{kind}_requests": len(lanes)', 'f"global_{kind}_requests": len(patterns)', TRANSPOSES),
+            ("int(wavefronts @ times)", "int(wavefronts.sum())", TRANSPOSES),
+            ('"fma": 2', '"fma": 1', "lines_of_the_source_and_a_last_warp_that_is_not_full"),
+            ("* (group.n if by_thread else warps)", "* group.n", "divergence_lowers_the_active_threads"),
+            ("        _listeners.remove(launches)", "        pass", "nobody_counts_outside"),
+        )
+    ),
+    # races
+    *(
+        broken("races", old, new, f"tests/test_simt_races.py::test_{test}")
+        for old, new, test in (
+            ("self.block_epoch[np.unique(blocks)] += 1", "pass", PLANTED),
+            ("self.warp_epoch[np.unique(group.slot_index >> 5)] += 1", "pass", PLANTED),
+            ("self.reader[at] = who.slot\n", "pass\n", PLANTED),
+            (" & (other != who.slot)", "", "what_is_no_race"),
+            ("return min(sizes)", "return 4", "what_is_no_race"),
+            (
+                "clash = (last != who.slot) & (self.elements[at] != values)",
+                "clash = last != who.slot",
+                "what_is_no_race",
+            ),
+        )
+    ),
+    # occupancy
+    *(
+        broken("occupancy", old, new, f"tests/test_simt_occupancy.py::test_{test}")
+        for old, new, test in (
+            ("REGISTER_UNIT = 256", "REGISTER_UNIT = 64", "limits"),
+            ("PARTITIONS = 4", "PARTITIONS = 1", "limits"),
+            ("SHARED_RESERVED = 1 << 10", "SHARED_RESERVED = 0", "limits"),
+            ("SHARED_UNIT = 128", "SHARED_UNIT = 1", "limits"),
+            ("BARRIERS_PER_SM // barriers", "BARRIERS_PER_SM", "limits"),
+            ("if threads <= MAX_THREADS else 0", "", "limits"),
+            ("int(barriers or 0)", "int(barriers or 1)", "resources_of_a_log"),
+            ("max(sizes, key=", "min(sizes, key=", "potential_block_size"),
+        )
     ),
 ]

@@ -40,8 +40,8 @@ def test_133_references_by_hand() -> None:
 @pytest.mark.parametrize(
     ("height", "width"),
     [
-        *((1, 1), (1, 2), (2, 3), (3, 5), (5, 4), (7, 31), (8, 33), (9, 119), (15, 120), (16, 121), (17, 122)),
-        *((31, 123), (33, 129), (97, 130), (65, 260)),
+        *((1, 1), (1, 2), (2, 3), (3, 5), (5, 4), (7, 31), (8, 33), (17, 122), (31, 123), (33, 129), (65, 260)),
+        *((35, 119), (36, 120), (37, 121), (73, 6), (145, 131)),  # of the last rung a warp has 36 rows, a block 144
     ],
 )
 def test_133_every_rung(height: int, width: int) -> None:
@@ -65,12 +65,12 @@ def test_133_pycuda() -> None:
         np.testing.assert_array_equal(s.convolve(image, filter_), out)  # which need not be contiguous either
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 119, 120, 121, 122, 123, 124])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 120, 121, 122, 123])
 def test_133_what_lies_between_the_rows_does_not_count(width: int) -> None:
     s, (_, stream) = section("1.3.3"), gpu.open_device()
     image, filter_ = whole_numbers(19, width), whole_numbers(5, 5)
     s.set_constant("taps", filter_, stream)
-    for more in (0, 4, 8):
+    for more in (0, 4):
         rows = np.pad(image, ((0, 0), (0, -width % 4 + more)), constant_values=np.nan)
         d_in, d_out = gpu.to_device(rows, stream), gpu.empty(rows.shape, np.float32, stream)
         s.call_of(s.REGISTERS, image.shape, d_in, d_out, None)(stream)

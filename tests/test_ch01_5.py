@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -413,6 +414,159 @@ def test_152_a_latency_in_cycles() -> None:
 
 # --- 1.5.3 ----------------------------------------------------------------------------------------------------
 
+
+def test_153_reference_by_hand() -> None:
+    """A step of 60 is blurred to 0 0 15 45 60 60; 4 × the differences are 0 60 180 180 60 0, and 128 the threshold."""
+    s, image = section("1.5.3"), np.zeros((2, 5, 6), np.uint8)
+    image[0, :, 3:] = 60
+    image[1, 2:] = 60  # the same downwards, in five rows
+    out = s.reference(image)
+    assert out.dtype == np.uint8
+    np.testing.assert_array_equal(out[0], [[0, 0, 255, 255, 0, 0]] * 5)
+    np.testing.assert_array_equal(out[1], [[255 * (row in (1, 2))] * 6 for row in range(5)])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 31), (1, 33, 1), (3, 8, 32), (2, 9, 33), (5, 67, 129)])
+def test_153_every_variant(shape: tuple[int, int, int]) -> None:
+    s = section("1.5.3")
+    images = np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+    before, expected = images.copy(), s.reference(images)
+    assert images.size < 2000 or 0.1 < np.mean(expected == 255) < 0.9
+    for name in s.VARIANTS:
+        edges, _ = s.run(images, name)
+        np.testing.assert_array_equal(edges, expected, err_msg=name)
+    np.testing.assert_array_equal(images, before)
+
+
+def test_153_bad_input() -> None:
+    s = section("1.5.3")
+    for images in (np.zeros((2, 3, 4)), np.zeros((3, 4), np.uint8), np.zeros((2, 0, 4), np.uint8)):
+        with pytest.raises(ValueError, match=f"expected uint8 images .*got {images.dtype}"):
+            s.EdgeJob(images)
+
+
+@pytest.mark.skipif(not gpu.SIMULATED, reason="about logical time, and a GPU is used")
+def test_153_logical_time() -> None:
+    s, steps = section("1.5.3"), ("copy in", "blur", "gradient", "threshold", "copy out")
+    images = np.zeros((3, 4, 4), np.uint8)
+    lanes = "stream 0", "stream 1", "stream 0"
+    _, spans = s.run(images, s.BEFORE)  # one step at a time
+    expected = [(5 * i + k, 5 * i + k + 1, lane, step) for i, lane in enumerate(lanes) for k, step in enumerate(steps)]
+    assert spans == expected
+    _, spans = s.run(images, s.AFTER)  # the second image beside the first, the third one behind it
+    starts = 0, 0, 5
+    parts = zip(starts, lanes, strict=True)
+    assert spans == sorted((at + k, at + k + 1, lane, step) for at, lane in parts for k, step in enumerate(steps))
+
+
+def test_153_busy_and_gaps_by_hand(tmp_path: Path) -> None:
+    s = section("1.5.3")
+    bars = [(0, 4, "one", "copy"), (4, 6, "one", "blur"), (9, 10, "one", "copy")]  # 4 to 6 follows at once
+    bars += [(2, 8, "two", "blur"), (3, 5, "two", "inner")]  # the second lies within the first
+    found = s.busy_and_gaps([s.Span(*bar) for bar in bars])
+    assert found["window"] == 10 and found["idle"] == 1  # from 8 to 9
+    assert found["busy"] == {"one": 7, "two": 6} and found["overlap"] == 4  # from 2 to 6
+    assert found["gaps"] == {"one": [(6, 9)], "two": []}
+    assert [(name, sorted(taken)) for name, taken in found["top"].items()] == [
+        ("blur", [2, 6]), ("copy", [1, 4]), ("inner", [2]),
+    ]  # fmt: skip
+
+
+def test_153_a_trace_is_what_perfetto_expects(tmp_path: Path) -> None:
+    s, path = section("1.5.3"), tmp_path / "new" / "trace.json"
+    spans = [s.Span(2.5, 3.0, "b", "späť"), s.Span(0.0, 2.0, "a", "first"), s.Span(1.0, 4.0, "b", "long")]
+    s.write_trace(spans, path, "a process")
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    named = {e["name"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert named == {"process_name": "a process"}
+    bars = [e for e in events if e["ph"] == "X"]
+    assert [(e["ts"], e["dur"], e["name"]) for e in bars] == [(0, 2, "first"), (1, 3, "long"), (2.5, 0.5, "späť")]
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [threads[e["tid"]] for e in bars] == ["a", "b", "b"] and {e["pid"] for e in events} == {0}
+    assert s.load_trace(path) == sorted(spans)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        s.write_trace([s.Span(0.0, float("nan"), "a", "b")], path, "")
+
+
+def test_153_load_trace_of_another_program(tmp_path: Path) -> None:
+    s, path = section("1.5.3"), tmp_path / "trace.json"
+    bar = {"ph": "X", "pid": 0, "tid": 7, "dur": 2, "args": {}}
+    events = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7 "}},
+        {"ph": "M", "name": "thread_name", "pid": 99, "tid": 7, "args": {"name": "a thread of the host"}},
+        {**bar, "name": "second", "cat": "kernel", "ts": 20},
+        {**bar, "name": "first", "cat": "gpu_memcpy", "ts": 10, "tid": 8},
+        {**bar, "name": "operator", "cat": "cpu_op", "ts": 5, "pid": 99},
+        {**bar, "name": "no category", "ts": 5},
+        {"ph": "i", "name": "a mark", "cat": "kernel", "ts": 1, "pid": 0, "tid": 7},
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert s.load_trace(path) == [(10, 12, "8", "first"), (20, 22, "stream 7", "second")]
+    assert s.load_trace(path, ("cpu_op",)) == [(5, 7, "a thread of the host", "operator")]
+
+
+def test_153_torch_is_profiled(tmp_path: Path) -> None:
+    s, path, jobs = section("1.5.3"), tmp_path / "new" / "torch.json", []
+    operators = s.profile_torch(path, lambda: jobs.append(1))
+    calls = {name: number for name, number, _ in operators}
+    assert calls["aten::linear"] == 6 and calls["aten::addmm"] == 6  # two layers, three steps
+    own = [taken for *_, taken in operators]
+    assert own == sorted(own, reverse=True) and own[0] > 0
+    operators = [span for span in s.load_trace(path, ("cpu_op",)) if span.name == "aten::addmm"]
+    assert len(operators) == 6 and all(span.end > span.begin for span in operators)
+    assert bool(s.load_trace(path)) is not gpu.SIMULATED and bool(jobs) is not gpu.SIMULATED
+
+
+def test_153_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    s, random_images = section("1.5.3"), section("1.5.3").random_images
+    monkeypatch.setattr(s, "random_images", lambda frames, side: random_images(min(frames, 4), min(side, 20)))
+    monkeypatch.setattr(timing, "yardsticks", lambda *_: timing.Yardsticks(4000.0, 60.0, 1980, ()))
+    rows = {row.name: row for row in s.benchmark()}
+    assert list(rows) == list(s.VARIANTS) and {row.size for row in rows.values()} == {"4x20x25"}
+    before = rows[s.BEFORE]
+    for row in rows.values():
+        assert row.peer == s.BEFORE and row.of_peer == pytest.approx(before.seconds / row.seconds)
+        assert row.figures["GB/s each way"] == pytest.approx(2000 / row.seconds / 1e9)
+        assert 0 <= row.figures["idle"] < 1 and 0 <= row.figures["overlap"] <= 1
+    if gpu.SIMULATED:
+        overlaps = {name: row.figures["overlap"] for name, row in rows.items()}
+        assert overlaps == {s.BEFORE: 0, "pinned, waits": 0, "pinned, 1 stream": 0, s.AFTER: 1}
+
+
+def test_153_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    printed = output_of("1.5.3", "--size", "33", "--plot", "--no-bench", capfd=capfd)
+    for tool in ("Nsight Systems", "Nsight Compute", "torch.profiler", "Perfetto"):
+        assert tool in printed
+    for name in section("1.5.3").VARIANTS:
+        assert re.search(rf"^ {name} +3762 +0 ", printed, flags=re.MULTILINE)
+    if gpu.SIMULATED:
+        assert "pageable, waits: 20 ticks, idle 0%, overlap 0%" in printed
+        assert "pinned, 2 streams: 10 ticks, idle 0%, overlap 100%" in printed
+        assert re.search(r"^ stream 1 +10 +50% +1 +5", printed, flags=re.MULTILINE)
+    assert re.search(r"^ aten::addmm +6 ", printed, flags=re.MULTILINE)
+    (folder,) = re.findall(r"^traces, for .*: (.*)/\*\.json$", printed, flags=re.MULTILINE)
+    assert {path.name for path in Path(folder).iterdir()} == {
+        "pageable_waits.json", "pinned_2_streams.json", "torch.json",
+    }  # fmt: skip
+    assert len(plots(printed)) == 1
+
+
+def test_153_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.5.3")
+    monkeypatch.setattr(s, "run", lambda images, name, run=s.run: (255 - run(images, name)[0], []))
+    with pytest.raises(Mismatch, match="pageable, waits: 798 of 798 elements differ"):
+        s.verify(14)
+
+
+@pytest.mark.gpu
+def test_153_the_timeline_shows_problem_and_cure() -> None:
+    s = section("1.5.3")
+    images = s.random_images(8, 2048)
+    before, after = (s.busy_and_gaps(s.run(images, name)[1]) for name in (s.BEFORE, s.AFTER))
+    assert before["overlap"] == 0 and after["overlap"] > 0.3 * after["window"]
+    assert after["window"] < 0.6 * before["window"]
+
+
 # --- 1.5.4 ----------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +576,8 @@ def test_152_a_latency_in_cycles() -> None:
 def outputs(number: str) -> list[np.ndarray]:
     """What the kernels of a section make of fixed inputs."""
     s = section(number)
+    if number == "1.5.3":
+        return [s.run(s.random_images(3, 67), name)[0] for name in s.VARIANTS]
     if number == "1.5.1":
         return [s.run(job) for jobs in s.jobs_for(4099) for job in jobs]
     x, y = vectors(4 * 1001)
@@ -433,6 +589,6 @@ def outputs(number: str) -> list[np.ndarray]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("number", ["1.5.1", "1.5.2"])
+@pytest.mark.parametrize("number", ["1.5.1", "1.5.2", "1.5.3"])
 def test_gpu_and_simulator_agree(number: str, tmp_path: Path) -> None:
     assert_both_agree(outputs(number), on_the_simulator(__name__, number, tmp_path))

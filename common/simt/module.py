@@ -171,9 +171,8 @@ class LoadedKernel:
             raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block")
         blocks = grid[0] * grid[1] * grid[2]
         if cooperative and blocks > SMS * (THREADS_PER_SM // threads):
-            raise LaunchError(
-                f"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: {blocks} blocks of {threads} threads cannot be resident"
-            )
+            most = SMS * (THREADS_PER_SM // threads)  # cuda.core's own check, before the driver's
+            raise ValueError(f"The specified grid size ({' * '.join(map(str, grid))}) exceeds the limit ({most})")
         return Launch(
             program=self.program,
             arena=self.owner.arena,

@@ -1,0 +1,287 @@
+"""Sections 1.3.1 and 1.3.2, memory and copies: each kind of memory and of copy against NumPy, on whatever is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from common import gpu, results
+from common.cli import Unavailable
+from common.timing import Timing
+from common.verify import Mismatch
+from tests.chapter import (
+    SIZES,
+    assert_both_agree,
+    bad_vectors,
+    on_the_simulator,
+    output_of,
+    plots,
+    section,
+)
+
+RUN = {"date": "2031-02-03T00:00:00Z"}
+
+
+def record(rows: list[results.Row], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these rows be what was recorded."""
+    results.merge(path, "NVIDIA Test", "run", RUN, rows)
+    monkeypatch.setattr(results, "REFERENCE", path)
+    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    monkeypatch.setattr(results, "source", lambda rows: "NVIDIA Test, 2031-02-03")
+
+
+# --- 1.3.1 ----------------------------------------------------------------------------------------------------
+
+
+def test_131_reference_by_hand() -> None:
+    out = section("1.3.1").reference(np.array([0, 1, -0.5], np.float32))
+    np.testing.assert_array_equal(out, [1, 4, -0.5])
+    assert out.dtype == np.float64
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_131_every_kind(n: int) -> None:
+    s = section("1.3.1")
+    x = s.random_vector(n)
+    before = x.copy()
+    for name, kind in s.KINDS.items():
+        try:
+            out = s.three_x_plus_1(x, kind)
+        except Unavailable as missing:
+            assert gpu.SIMULATED and name == "managed", missing
+            continue
+        assert out.dtype == np.float32
+        np.testing.assert_allclose(out, s.reference(x), rtol=0, atol=8 * 2.0**-24, equal_nan=False, err_msg=name)
+        np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_131_pycuda(n: int) -> None:
+    s = section("1.3.1")
+    x = s.random_vector(n)
+    try:
+        out = s.three_x_plus_1_pycuda(x)
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+    np.testing.assert_allclose(out, s.reference(x), rtol=0, atol=8 * 2.0**-24, equal_nan=False)
+
+
+def test_131_bad_input() -> None:
+    for x, words in bad_vectors(np.float32):
+        with pytest.raises(ValueError, match=f"expected a float32 vector.*{words}"):
+            section("1.3.1").three_x_plus_1(np.asarray(x))
+
+
+def test_131_memory_is_given_back_even_after_an_error() -> None:
+    s, _ = section("1.3.1"), gpu.open_device()
+    s.three_x_plus_1(s.random_vector(10))  # what a first use keeps
+    before = gpu.free_memory()
+    for kind in (k for name, k in s.KINDS.items() if name not in ("managed", "pinned, mapped")):
+        with pytest.raises(RuntimeError, match="in between"), s.allocated(kind, 64 << 20):
+            if kind is not s.from_pool or gpu.SIMULATED:  # the pool may have had it already
+                assert gpu.free_memory() <= before - (64 << 20)
+            raise RuntimeError("in between")
+        if kind is not s.from_pool or gpu.SIMULATED:  # the pool keeps it for the next one
+            assert gpu.free_memory() >= before - (2 << 20)
+
+
+def test_131_pinned_memory_is_seen_by_host_and_device() -> None:
+    s, (_, stream) = section("1.3.1"), gpu.open_device()
+    with s.allocated(s.pinned, 4 * 1000) as memory, s.allocated(s.from_pool, 4 * 1000) as target:
+        values = memory.host.view(np.float32)
+        values[:] = np.arange(1000)
+        s.start(stream, memory, target, 1000)
+        np.testing.assert_array_equal(s.read(target, 1000, stream), 3 * np.arange(1000) + 1)
+        s.start(stream, memory, memory, 1000)  # in place, in the host's own memory
+        stream.sync()
+        np.testing.assert_array_equal(values, 3 * np.arange(1000) + 1)
+
+
+def test_131_out_of_memory_leaves_the_device_working() -> None:
+    said, before, after = section("1.3.1").out_of_memory()
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in said and before > 0 and abs(after - before) <= 64 << 20
+
+
+def test_131_an_allocation_that_should_fail_and_does_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.3.1")
+    freed: list[int] = []
+    generous = SimpleNamespace(free=lambda: freed.append(1))
+    monkeypatch.setattr(s, "KINDS", {"device": lambda nbytes: generous})
+    with pytest.raises(Mismatch, match="were allocated where"):
+        s.out_of_memory()
+    assert freed == [1]
+
+
+def test_131_refused_pinned_memory_is_halved_and_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s, asked = section("1.3.1"), []
+
+    def scarce(nbytes: int) -> SimpleNamespace:
+        asked.append(nbytes)
+        if nbytes > 300_000:
+            raise gpu.CUDAError("CUDA_ERROR_OUT_OF_MEMORY")
+        return SimpleNamespace(free=lambda: None)
+
+    monkeypatch.setattr(s, "pinned", scarce)
+    assert s.pinnable(1 << 20) == 1 << 18 and asked == [1 << 20, 1 << 19, 1 << 18]
+    assert "1,048,576 bytes of pinned memory: CUDA_ERROR_OUT_OF_MEMORY; half of that is tried" in capfd.readouterr().out
+    monkeypatch.setattr(s, "pinned", lambda nbytes: scarce(1 << 30))
+    with pytest.raises(gpu.CUDAError):
+        s.pinnable(1 << 20)
+
+
+def test_131_what_it_prints(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "recorded", lambda number: [])
+    printed = output_of("1.3.1", "--quick", capfd=capfd)
+    assert "works on: verified" in printed and f"not run: {results.NOTHING}" in printed
+    assert ("not run: managed memory" in printed) == gpu.SIMULATED
+
+
+def test_131_recorded_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ("allocate, free: device", "kernel reads: device")
+    record([results.Row("1.3.1", name, "64 MiB", "f32", 1e-3, 0.0) for name in names], tmp_path / "r.json", monkeypatch)
+    printed = output_of("1.3.1", "--quick", capfd=capfd)
+    assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
+    assert all(name in printed for name in names)
+
+
+# --- 1.3.2 ----------------------------------------------------------------------------------------------------
+
+
+def test_132_reference_by_hand() -> None:
+    s = section("1.3.2")
+    np.testing.assert_array_equal(s.reference(np.array([5, 7, 11], np.uint32)), [23, 5 + 14 + 33])
+    largest = np.full(3, 2**32 - 1, np.uint32)
+    np.testing.assert_array_equal(s.reference(largest), [3 * (2**32 - 1), 6 * (2**32 - 1)])
+    assert s.reference(largest).dtype == np.uint64
+
+
+@pytest.mark.parametrize("n", [*SIZES, 300_001])
+def test_132_there_and_back(n: int) -> None:
+    s = section("1.3.2")
+    words = s.random_words(n)
+    for kind in (s.pageable, s.pinned):
+        out, sums = s.there_and_back(words, kind)
+        np.testing.assert_array_equal(out, words)
+        np.testing.assert_array_equal(sums, s.reference(words))
+
+
+def test_132_the_checksum_sees_words_that_changed_places() -> None:
+    s = section("1.3.2")
+    words = s.random_words(1000)
+    swapped = words.copy()
+    swapped[[3, 700]] = words[[700, 3]]
+    one, other = (s.there_and_back(w)[1] for w in (words, swapped))
+    assert one[0] == other[0] and one[1] != other[1]
+
+
+def test_132_bad_input() -> None:
+    s = section("1.3.2")
+    for words in (np.zeros(3, np.int32), np.zeros(0, np.uint32), np.zeros((4, 4), np.uint32)[:, ::2]):
+        with pytest.raises(ValueError, match="expected contiguous uint32"):
+            s.there_and_back(words)
+
+
+@pytest.mark.parametrize(
+    ("top", "left", "shape"), [(0, 0, (1, 1)), (0, 0, (40, 70)), (39, 69, (1, 1)), (3, 5, (17, 33)), (20, 0, (20, 70))]
+)
+def test_132_rectangles(top: int, left: int, shape: tuple[int, int]) -> None:
+    s = section("1.3.2")
+    image = s.random_words(40, 70)
+    part = np.ascontiguousarray(image[top : top + shape[0], left : left + shape[1]])
+    for how in (s.rows_in, s.rectangle_in):
+        try:
+            sums = s.rectangle(image, top, left, shape, how)
+        except Unavailable:
+            assert gpu.SIMULATED and how is s.rectangle_in
+            continue
+        np.testing.assert_array_equal(sums, s.reference(part), err_msg=how.__name__)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 1), (33, 31), (40, 127), (5, 4096)])
+def test_132_pitched_memory(shape: tuple[int, int]) -> None:
+    s = section("1.3.2")
+    image = s.random_words(*shape)
+    back, pitch = s.pitched_and_back(image)
+    np.testing.assert_array_equal(back, image)
+    assert pitch >= 4 * shape[1] and pitch % 16 == 0
+
+
+def test_132_pycuda() -> None:
+    s = section("1.3.2")
+    words = s.random_words(1000)
+    try:
+        np.testing.assert_array_equal(s.there_and_back_pycuda(words), words)
+    except Unavailable as missing:
+        pytest.skip(str(missing))
+
+
+def made_up() -> list[results.Row]:
+    """Copies that take 10 µs and 1 s for 50 GB, and the rows that stand below."""
+    rows = []
+    for name, t0, rate in (("pinned to device", 10e-6, 50e9), ("pageable to device", 20e-6, 5e9)):
+        rows += [results.Row("1.3.2", name, f"2^{k}", "bytes", t0 + 2**k / rate, 0.0) for k in range(10, 29, 2)]
+    figures = {"GB/s": 55.0}
+    return [*rows, results.Row("1.3.2", "pinned to device", "2^28, events", "bytes", 5e-3, 0.0, figures=figures)]
+
+
+def test_132_the_model_is_found() -> None:
+    s = section("1.3.2")
+    curves = s.curves(made_up())
+    assert list(curves) == ["pinned to device", "pageable to device"] and len(curves["pinned to device"]) == 10
+    np.testing.assert_allclose(s.fit(curves["pinned to device"]), (10e-6, 50e9), rtol=1e-9)
+    np.testing.assert_allclose(s.fit(curves["pageable to device"]), (20e-6, 5e9), rtol=1e-9)
+
+
+def test_132_recorded_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record(made_up(), tmp_path / "r.json", monkeypatch)
+    printed = output_of("1.3.2", "--quick", "--plot", capfd=capfd)
+    assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
+    assert re.search(r"pinned to device +10\.0 µs +50\.0 GB/s +500 kB", printed)
+    assert re.search(r"2\^28, events", printed)
+    assert len(plots(printed)) == 1
+
+
+def test_132_a_wrong_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.3.2")
+    monkeypatch.setattr(s, "there_and_back_pycuda", lambda words: words[::-1])
+    with pytest.raises(Mismatch, match="PyCUDA: back"):
+        s.verify(1000)
+
+
+@pytest.mark.gpu
+def test_132_calls_with_pinned_memory_return_at_once() -> None:
+    s, (_, stream) = section("1.3.2"), gpu.open_device()
+    words = s.random_words(1 << 24)
+    d_words = gpu.empty(words.size, np.uint32, stream).buffer
+    rows = s.returns(lambda **kw: (kw["name"], kw["timing"]), stream, s.pageable(words)[0], s.pinned(words)[0], d_words)
+    taken: dict[str, Timing] = dict(rows)
+    done, returned = (taken[f"pinned: the {what}"].seconds for what in ("copy is done", "call has returned"))
+    assert returned < 0.2 * done
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------
+
+
+def outputs(number: str) -> list[np.ndarray]:
+    """What the kernels of a section make of fixed inputs."""
+    s = section(number)
+    if number == "1.3.1":
+        return [s.three_x_plus_1(s.random_vector(n)) for n in (33, 20_003)]
+    return [s.there_and_back(s.random_words(n))[1] for n in (33, 300_001)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", ["1.3.1", "1.3.2"])
+def test_gpu_and_simulator_agree(number: str, tmp_path: Path) -> None:
+    assert_both_agree(outputs(number), on_the_simulator(__name__, number, tmp_path))
