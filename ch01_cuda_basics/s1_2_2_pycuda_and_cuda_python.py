@@ -1,33 +1,36 @@
 # %%
 """1.2.2 Python环境配置：PyCUDA与CUDA Python接口 — PyCUDA and CUDA Python
 
-本节把同一个核函数用四种接口写一遍：PyCUDA 的 SourceModule 与 ElementwiseKernel、cuda.core、以及最底层的 cuda.bindings。
-One kernel through PyCUDA's SourceModule and ElementwiseKernel, cuda.core, and the driver's own functions.
+本节把同一个核函数用 cuda.bindings（驱动 API）、cuda.core 与 PyCUDA 各写一遍，比较结果、代码量和每次启动占用主机的时间。
+One kernel through cuda.bindings (the driver API), cuda.core and PyCUDA: the results, the code and the cost of a launch.
 
 要点
-  四种接口最后都调用驱动的同一个 cuLaunchKernel，所以结果相同；差别在于谁检查错误、谁释放内存、每次启动花主机多少时间。
-  cuda.bindings 与 C 的函数一一对应，状态码要自己检查；cuda.core 抛出异常、自动释放，也能与 torch、CuPy 共用流与内存。
-  混用时要共用同一个主上下文：用 pycuda.autoprimaryctx，不要用 autoinit；PyCUDA 默认的流与 cuda.core 的流之间没有先后。
+  所有接口最后都由驱动 API 启动核函数，所以结果逐位相同；差别在于谁检查错误、谁释放内存、启动一次占用主机多久。
+  cuda.bindings 与 C 函数一一对应，状态码要自己检查；cuda.core 抛出异常、自动释放；PyCUDA 还能由一个表达式生成核函数。
+  混用时共用同一个主上下文（pycuda.autoprimaryctx，不用 autoinit），并放进同一个流：不同的流之间没有先后。
 Key idea
-  All roads lead to cuLaunchKernel. Take cuda.core for new code, PyCUDA where its arrays and generated kernels save
-  work, the bindings for what neither has; in one primary context they can share memory.
+  All roads lead to the driver API. Take cuda.core for new code, PyCUDA where its arrays and generated kernels save
+  work, the bindings for what neither has; in one primary context and one stream they share memory.
 
 Run:      ./run 1.2.2     or     python ch01_cuda_basics/s1_2_2_pycuda_and_cuda_python.py [--size N] [--quick]
-Look at:  that all give the same bits; on a GPU what a launch costs the host in each.
+Look at:  that all give the same bits, and how much code each needs; on a GPU, what a launch costs the host.
 """
 
+import contextlib
 import ctypes
 import functools
+import inspect
 
 import numpy as np
 
 from common import gpu, timing
 from common.cli import Unavailable, check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
-from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+# in your own code: from cuda.core import LEGACY_DEFAULT_STREAM, Buffer, Device, LaunchConfig, Program, ProgramOptions
+#                   from cuda.core import launch
+from common.gpu import LEGACY_DEFAULT_STREAM, Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
 from common.pycuda import load as load_pycuda
-from common.report import table
+from common.report import si, table
 from common.results import Row, measure
 from common.verify import check, checks_table
 
@@ -35,229 +38,230 @@ NEEDS = ()
 
 # %% The kernel
 KERNEL = r"""
-// y = a x + y, held between low and high: a step of an update with clipping. fmaf, so that every compiler rounds alike.
+// y = a x + y, held between low and high: a step of an update, with clipping. Not by fminf and fmaxf, which would turn
+// a NaN into a bound. fmaf: every compiler rounds once.
 extern "C" __global__ void clipped_update(float a, const float* __restrict__ x, float* __restrict__ y, float low,
                                           float high, long long n)
 {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = fminf(fmaxf(fmaf(a, x[i], y[i]), low), high);
+    if (i >= n) return;
+    const float v = fmaf(a, x[i], y[i]);
+    y[i] = v < low ? low : v > high ? high : v;
 }
 """
 BLOCK = 256
 
 
-# %% The reference
+# %% The reference, and what every interface does
 def reference(a, x, y, low, high):
-    """clip(a x + y, low, high): exact in float64, then rounded once to float32, as fmaf does."""
+    """clip(a x + y, low, high): the product is exact in float64; rounded to float32 at the end, as fmaf does."""
     exact = np.float64(np.float32(a)) * x.astype(np.float64) + y
     return np.clip(exact.astype(np.float32), np.float32(low), np.float32(high))
 
 
-def checked(x, y):
-    """The two as contiguous arrays. ValueError unless they are float32 vectors of one length, not empty."""
-    if x.dtype != np.float32 or y.dtype != np.float32 or x.ndim != 1 or x.shape != y.shape or x.size == 0:
-        raise ValueError(f"expected two float32 vectors of one length, got {x.dtype} {x.shape} and {y.dtype} {y.shape}")
-    return np.ascontiguousarray(x), np.array(y)
+class Interface:
+    """`call = Interface(); call(a, x, y, low, high)` is the updated y, float32, shape (n,); x and y stay as they are.
 
-
-# %% cuda.core: objects that own what they hold; errors are exceptions
-class Core:
-    """cuda.core: one call is `Core()(a, x, y, low, high)`."""
-
-    def __init__(self):
-        self.device = Device(0)
-        self.device.set_current()
-        self.stream = self.device.create_stream()
-        options = ProgramOptions(std="c++17", arch=f"sm_{self.device.arch}")
-        self.kernel = Program(KERNEL, "c++", options).compile("cubin").get_kernel("clipped_update")
-
-    def launcher(self, a, d_x, d_y, low, high, n):
-        """A function that launches once. Memory is a Buffer, or an address as np.uint64."""
-        config = LaunchConfig(grid=-(-n // BLOCK), block=BLOCK)
-        arguments = np.float32(a), d_x, d_y, np.float32(low), np.float32(high), np.int64(n)
-        return lambda: launch(self.stream, config, self.kernel, *arguments)
+    ValueError unless both are float32 vectors of one length, not empty. Unavailable where the interface is missing.
+    """
 
     def __call__(self, a, x, y, low, high):
-        x, y = checked(x, y)
-        hosts = [Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array) for array in (x, y)]
-        d_x, d_y = (self.device.allocate(host.size, stream=self.stream) for host in hosts)
-        for host, on_device in zip(hosts, (d_x, d_y), strict=True):
-            on_device.copy_from(host, stream=self.stream)
-        self.launcher(a, d_x, d_y, low, high, x.size)()
-        d_y.copy_to(hosts[1], stream=self.stream)
-        self.stream.sync()
-        return y
+        if x.dtype != np.float32 or y.dtype != np.float32 or x.ndim != 1 or x.shape != y.shape or x.size == 0:
+            given = f"{x.dtype} {x.shape} and {y.dtype} {y.shape}"
+            raise ValueError(f"expected two float32 vectors of one length, not empty, got {given}")
+        out = np.array(y)
+        d_x, d_y = self.upload(np.ascontiguousarray(x)), self.upload(out)
+        try:
+            self.launcher(a, d_x, d_y, low, high, out.size)()
+            self.download(out, d_y)
+        finally:
+            self.free(d_x, d_y)
+        return out
 
-    def sync(self):
-        self.stream.sync()
+    def free(self, *arrays):
+        """Nothing to do: they are freed when nobody refers to them any more."""
 
-
-# %% PyCUDA: a SourceModule, and GPUArrays
-class PyCuda:
-    """PyCUDA's SourceModule; Unavailable without PyCUDA. Its default stream is the legacy one."""
-
-    def __init__(self):
-        # in your own code: import pycuda.autoprimaryctx, pycuda.driver, pycuda.gpuarray
-        #                   from pycuda.compiler import SourceModule
-        self.pycuda = load_pycuda()
-        self.kernel = self.pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("clipped_update")
-        self.sync = (
-            self.pycuda.driver.Stream(0).synchronize if gpu.SIMULATED else self.pycuda.driver.Context.synchronize
-        )
-
-    def launcher(self, a, d_x, d_y, low, high, n):
-        arguments = np.float32(a), d_x, d_y, np.float32(low), np.float32(high), np.int64(n)
-        return lambda: self.kernel(*arguments, block=(BLOCK, 1, 1), grid=(-(-n // BLOCK), 1))
-
-    def __call__(self, a, x, y, low, high):
-        x, y = checked(x, y)
-        d_x, d_y = self.pycuda.gpuarray.to_gpu(x), self.pycuda.gpuarray.to_gpu(y)
-        self.launcher(a, d_x, d_y, low, high, x.size)()
-        return d_y.get()
-
-
-# %% PyCUDA writes the kernel: only the operation for one element is given
-class Elementwise(PyCuda):
-    """PyCUDA's ElementwiseKernel; Unavailable without PyCUDA."""
-
-    def __init__(self):
-        super().__init__()
-        # in your own code: from pycuda.elementwise import ElementwiseKernel
-        arguments = "float a, float *x, float *y, float low, float high"
-        operation = "y[i] = fminf(fmaxf(fmaf(a, x[i], y[i]), low), high)"
-        self.kernel = self.pycuda.ElementwiseKernel(arguments, operation, "clipped_update")
-
-    def launcher(self, a, d_x, d_y, low, high, n):
-        return lambda: self.kernel(np.float32(a), d_x, d_y, np.float32(low), np.float32(high))
+    def close(self):
+        """Nothing to do, either."""
 
 
 # %% cuda.bindings: the driver's own functions, one for one
-class Driver:
-    """cuda.bindings.driver and cuda.bindings.nvrtc; Unavailable on the simulator, which has no driver.
-
-    Each function returns a status first, which gpu.checked turns into an exception. Nothing is freed by itself.
-    """
+class Driver(Interface):
+    """cuda.bindings.driver. Each function returns a status first: gpu.checked raises CUDAError unless that is 0."""
 
     def __init__(self):
         if gpu.SIMULATED:
-            raise Unavailable("cuda.bindings.driver: the simulator has no driver; its compiler half runs")
+            raise Unavailable("cuda.bindings.driver: the simulator has no driver", "an NVIDIA GPU with its driver")
         from cuda.bindings import driver
 
-        self.driver, self.stream = driver, 0  # the legacy default stream
+        self.driver = driver
         gpu.checked(driver.cuInit(0))
-        device = gpu.checked(driver.cuDeviceGet(0))
-        gpu.checked(driver.cuCtxSetCurrent(gpu.checked(driver.cuDevicePrimaryCtxRetain(device))))
+        self.device = gpu.checked(driver.cuDeviceGet(0))
+        gpu.checked(driver.cuCtxSetCurrent(gpu.checked(driver.cuDevicePrimaryCtxRetain(self.device))))
         self.module = gpu.checked(driver.cuModuleLoadData(compile_with_nvrtc(f"sm_{Device(0).arch}")))
         self.kernel = gpu.checked(driver.cuModuleGetFunction(self.module, b"clipped_update"))
 
+    def upload(self, array):
+        on_device = gpu.checked(self.driver.cuMemAlloc(array.nbytes))
+        gpu.checked(self.driver.cuMemcpyHtoD(on_device, array.ctypes.data, array.nbytes))
+        return on_device
+
     def launcher(self, a, d_x, d_y, low, high, n):
-        """Arguments are passed as an array of their addresses, so each has to live somewhere until the call."""
-        types = ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_float, ctypes.c_int64
+        """cuLaunchKernel wants the addresses of the arguments, so each lives in memory of its own until the call."""
+        types = ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_float, ctypes.c_longlong
         values = [kind(value) for kind, value in zip(types, (a, int(d_x), int(d_y), low, high, n), strict=True)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        grid, block, pointer = (-(-n // BLOCK), 1, 1), (BLOCK, 1, 1), ctypes.addressof(addresses)
+        grid, block, shared, stream = (-(-n // BLOCK), 1, 1), (BLOCK, 1, 1), 0, 0  # stream 0: the legacy default one
 
-        def start(keep=(values, addresses)):  # alive as long as this function
-            gpu.checked(self.driver.cuLaunchKernel(self.kernel, *grid, *block, 0, self.stream, pointer, 0))
+        def start(keep=values):  # alive as long as this function
+            first = ctypes.addressof(addresses)
+            gpu.checked(self.driver.cuLaunchKernel(self.kernel, *grid, *block, shared, stream, first, 0))
 
         return start
 
-    def __call__(self, a, x, y, low, high):
-        x, y = checked(x, y)
-        d_x, d_y = (gpu.checked(self.driver.cuMemAlloc(array.nbytes)) for array in (x, y))
-        try:
-            for array, on_device in ((x, d_x), (y, d_y)):
-                gpu.checked(self.driver.cuMemcpyHtoD(on_device, array.ctypes.data, array.nbytes))
-            self.launcher(a, d_x, d_y, low, high, x.size)()
-            gpu.checked(self.driver.cuMemcpyDtoH(y.ctypes.data, d_y, y.nbytes))  # waits for the kernel
-        finally:
-            for on_device in (d_x, d_y):
-                gpu.checked(self.driver.cuMemFree(on_device))
-        return y
+    def download(self, array, on_device):
+        gpu.checked(self.driver.cuMemcpyDtoH(array.ctypes.data, on_device, array.nbytes))  # waits for the kernel
 
-    def sync(self):
-        gpu.checked(self.driver.cuCtxSynchronize())
+    def free(self, *arrays):
+        for on_device in arrays:
+            gpu.checked(self.driver.cuMemFree(on_device))
+
+    def close(self):
+        gpu.checked(self.driver.cuModuleUnload(self.module))
+        gpu.checked(self.driver.cuDevicePrimaryCtxRelease(self.device))
 
 
 def compile_with_nvrtc(arch):
-    """KERNEL as a cubin, bytes, by the compiler's own functions. Raises CUDAError, with the log."""
+    """KERNEL as a cubin (bytes) for `arch`, such as "sm_90", by the compiler's own functions. CUDAError has its log."""
     from cuda.bindings import nvrtc
 
     program = gpu.checked(nvrtc.nvrtcCreateProgram(KERNEL.encode(), b"clipped_update.cu", 0, [], []))
     options = [b"-std=c++17", f"-arch={arch}".encode()]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if int(status) != 0:
-        log = bytes(gpu.checked(nvrtc.nvrtcGetProgramLogSize(program)) + 1)  # it is written into, so it must be new
+        log = bytes(gpu.checked(nvrtc.nvrtcGetProgramLogSize(program)) + 1)  # written into: Python shares short bytes
         gpu.checked(nvrtc.nvrtcGetProgramLog(program, log))
-        raise gpu.CUDAError(log.decode())
+        raise gpu.CUDAError(log.rstrip(b"\0").decode())
     cubin = bytes(gpu.checked(nvrtc.nvrtcGetCUBINSize(program)))
     gpu.checked(nvrtc.nvrtcGetCUBIN(program, cubin))
     gpu.checked(nvrtc.nvrtcDestroyProgram(program))
     return cubin
 
 
-INTERFACES = {
-    "cuda.bindings.driver": Driver,
-    "cuda.core": Core,
-    "PyCUDA SourceModule": PyCuda,
-    "PyCUDA ElementwiseKernel": Elementwise,
+# %% cuda.core: objects that own what they hold
+class Core(Interface):
+    """cuda.core. `stream`: one of its own, unless given."""
+
+    def __init__(self, stream=None):
+        self.device = Device(0)
+        self.device.set_current()
+        self.stream = stream or self.device.create_stream()
+        options = ProgramOptions(std="c++17", arch=f"sm_{self.device.arch}")
+        self.kernel = Program(KERNEL, "c++", options).compile("cubin").get_kernel("clipped_update")
+
+    def upload(self, array):
+        on_device = self.device.allocate(array.nbytes, stream=self.stream)
+        host = Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+        on_device.copy_from(host, stream=self.stream)
+        return on_device
+
+    def launcher(self, a, d_x, d_y, low, high, n):
+        config = LaunchConfig(grid=-(-n // BLOCK), block=BLOCK)
+        arguments = np.float32(a), d_x, d_y, np.float32(low), np.float32(high), np.int64(n)
+        return lambda: launch(self.stream, config, self.kernel, *arguments)
+
+    def download(self, array, on_device):
+        host = Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+        on_device.copy_to(host, stream=self.stream)
+        self.stream.sync()
+
+
+# %% PyCUDA: modules from source, arrays on the device
+class PyCuda(Interface):
+    """PyCUDA's SourceModule, compiled by nvcc, and GPUArray. Its stream is the legacy default one."""
+
+    def __init__(self):
+        # in your own code: import pycuda.autoprimaryctx, pycuda.driver, pycuda.gpuarray
+        #                   from pycuda.compiler import SourceModule
+        self.pycuda = load_pycuda()
+        self.kernel = self.pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("clipped_update")
+
+    def upload(self, array):
+        return self.pycuda.gpuarray.to_gpu(array)
+
+    def launcher(self, a, d_x, d_y, low, high, n):
+        arguments = np.float32(a), d_x, d_y, np.float32(low), np.float32(high), np.int64(n)
+        return lambda: self.kernel(*arguments, block=(BLOCK, 1, 1), grid=(-(-n // BLOCK), 1))
+
+    def download(self, array, on_device):
+        self.pycuda.driver.memcpy_dtoh(array, on_device.gpudata)  # waits for the kernel
+
+
+class Prepared(PyCuda):
+    """The same; the types of the arguments are told once, not found out at each launch."""
+
+    def launcher(self, a, d_x, d_y, low, high, n):
+        self.kernel.prepare("fPPffq")  # as Python's struct spells them: float, pointer, ..., long long
+        grid, block, arguments = (-(-n // BLOCK), 1), (BLOCK, 1, 1), (a, d_x.gpudata, d_y.gpudata, low, high, n)
+        return lambda: self.kernel.prepared_call(grid, block, *arguments)
+
+
+class Elementwise(PyCuda):
+    """PyCUDA's ElementwiseKernel: only the operation for element i is given, kernel and grid are generated."""
+
+    def __init__(self):
+        # in your own code: from pycuda.elementwise import ElementwiseKernel
+        self.pycuda = load_pycuda()
+        arguments = "float a, float *x, float *y, float low, float high"
+        operation = "float v = fmaf(a, x[i], y[i]); y[i] = v < low ? low : v > high ? high : v"
+        self.kernel = self.pycuda.ElementwiseKernel(arguments, operation, "clipped_update_elementwise")
+
+    def launcher(self, a, d_x, d_y, low, high, n):
+        return lambda: self.kernel(a, d_x, d_y, low, high)
+
+
+INTERFACES = {  # and: who checks errors, who frees memory, what it is good for
+    "cuda.bindings.driver": (Driver, "you, each status", "you, cuMemFree", "what the others do not have"),
+    "cuda.core": (Core, "it raises CUDAError", "the Buffer", "new code; shares streams with torch, CuPy"),
+    "PyCUDA SourceModule": (PyCuda, "it raises its Error", "the GPUArray", "code that uses PyCUDA already"),
+    "PyCUDA prepared_call": (Prepared, "no check of types", "the GPUArray", "the same, where launches are many"),
+    "PyCUDA ElementwiseKernel": (Elementwise, "it raises its Error", "the GPUArray", "a formula, and no kernel"),
 }
-FACTS = (
-    (
-        "cuda.bindings.driver",
-        "you, each status",
-        "you, cuMemFree",
-        "explicit, 0 is the legacy one",
-        "what no other has",
-    ),
-    ("cuda.core", "it raises CUDAError", "it, with the Buffer", "always explicit", "new code; with torch, CuPy"),
-    (
-        "PyCUDA SourceModule",
-        "it raises LogicError",
-        "it, with the array",
-        "the legacy one unless given",
-        "existing code",
-    ),
-    (
-        "PyCUDA ElementwiseKernel",
-        "it raises LogicError",
-        "it, with the array",
-        "the legacy one unless given",
-        "formulas, no kernel",
-    ),
-)
 
 
-@functools.cache
-def interface(name):
-    """One of INTERFACES, compiled once; Unavailable where it is not there."""
-    return INTERFACES[name]()
+@contextlib.contextmanager
+def interfaces():
+    """{name: interface} of those that are here; closed in the end. One line for each library that is missing."""
+    found, missing = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name, (make, *_) in INTERFACES.items():
+            try:
+                found[name] = stack.enter_context(contextlib.closing(make()))
+            except Unavailable as error:
+                missing[str(error)] = None
+        for line in missing:
+            print(line)
+        yield found
 
 
-def available():
-    """{name: interface} of those that are there; a line for each that is not."""
-    found = {}
-    for name in INTERFACES:
-        try:
-            found[name] = interface(name)
-        except Unavailable as missing:
-            print(missing)
-    return found
+def lines_of(make):
+    """The lines of code of an interface: what it takes to set up, copy, launch and free."""
+    steps = (getattr(make, name) for name in ("__init__", "upload", "launcher", "download", "free", "close"))
+    return sum(len(inspect.getsourcelines(step)[0]) for step in steps if step not in (Interface.free, Interface.close))
 
 
-# %% One memory for two interfaces
+# %% One memory, two libraries
 def shared_memory(x, y):
-    """One update by PyCUDA and a second one by cuda.core in the same memory: a GPUArray's address is an address.
+    """One update by PyCUDA, then another one by cuda.core, in the same memory. Unavailable without PyCUDA.
 
-    Their streams do not wait for each other, so PyCUDA's work is waited for in between. Unavailable without PyCUDA.
+    PyCUDA's kernels take whatever has __cuda_array_interface__; cuda.core's take the Buffer around a GPUArray's
+    address. Both work in the legacy default stream, so the second launch waits for the first, and the host for none.
     """
-    x, y = checked(x, y)
-    ours, theirs = interface("cuda.core"), interface("PyCUDA SourceModule")
-    d_x, d_y = theirs.pycuda.gpuarray.to_gpu(x), theirs.pycuda.gpuarray.to_gpu(y)
+    theirs, ours = PyCuda(), Core(LEGACY_DEFAULT_STREAM)
+    d_x, d_y = gpu.DeviceArray(ours.upload(x), x.shape, x.dtype), theirs.upload(y)
     theirs.launcher(2, d_x, d_y, -5, 5, x.size)()
-    theirs.sync()
-    ours.launcher(-1, *(np.uint64(int(array.gpudata)) for array in (d_x, d_y)), -1, 1, x.size)()
-    ours.sync()
+    y_buffer = Buffer.from_handle(int(d_y.gpudata), d_y.nbytes, owner=d_y)
+    ours.launcher(-1, d_x.buffer, y_buffer, -1, 1, x.size)()
     return d_y.get()
 
 
@@ -266,10 +270,10 @@ def random_vectors(n):
     return np.random.default_rng(122).standard_normal((2, n), dtype=np.float32)
 
 
-def verify(n):
-    """The checks of all interfaces on n random elements: the same bits from each. Raises Mismatch if one is wrong."""
-    (x, y), found = random_vectors(n), available()
-    expected = reference(1.75, x, y, -1.5, 2.5)
+def verify(found, n):
+    """The checks of the interfaces on n random elements: the same bits from each. Raises Mismatch if one is wrong."""
+    x, y = random_vectors(n)
+    expected = reference(1.75, x, y, -1.5, 2.5)  # a of few bits: a x + y is exact in float64
     checks = [check(name, call(1.75, x, y, -1.5, 2.5), expected) for name, call in found.items()]
     if "PyCUDA SourceModule" in found:
         twice = reference(-1, x, reference(2, x, y, -5, 5), -1, 1)
@@ -277,39 +281,38 @@ def verify(n):
     return checks
 
 
-LAUNCHES = 1000
+LAUNCHES, SMALL = 1000, 256  # launches in a row; elements of each
+
+
+def compare(found) -> list[Row]:
+    """What each of many launches costs the host; the kernel alone, on the GPU; whole calls, copies and all."""
+    yardsticks = timing.yardsticks(*gpu.open_device())
+    verify(found, 100_003)
+    (x, y), back, core = random_vectors(1 << 20), np.empty(SMALL, np.float32), found["cuda.core"]
+    held = {name: [call.upload(v[:SMALL]) for v in (x, y)] for name, call in found.items()}
+    starts = {name: call.launcher(1, *held[name], -1, 1, SMALL) for name, call in found.items()}
+
+    def launches(name):
+        for _ in range(LAUNCHES):
+            starts[name]()
+        found[name].download(back, held[name][1])  # waits for all of them
+
+    taken = timing.wall_clock({name: functools.partial(launches, name) for name in found})
+    costs = {name: timing.Timing.of([s / LAUNCHES for s in t.samples], LAUNCHES) for name, t in taken.items()}
+    calls = timing.wall_clock({name: functools.partial(call, 1, x, y, -1, 1) for name, call in found.items()})
+    alone = timing.benchmark({"the kernel on the GPU": lambda stream: starts["cuda.core"]()}, core.stream)
+    for name, call in found.items():
+        call.free(*held[name])
+    row, rows = functools.partial(Row.from_timing, section="1.2.2", dtype="f32", yardsticks=yardsticks), []
+    for size, times in ((f"{SMALL}, each launch", costs), ("2^20, a whole call", calls)):
+        peer = "driver", times["cuda.bindings.driver"]
+        rows += [row(name=name, size=size, timing=t, peer=peer) for name, t in times.items()]
+    return rows + [row(name=name, size=f"{SMALL}, each launch", timing=t) for name, t in alone.items()]
 
 
 def benchmark() -> list[Row]:
-    """What a launch costs the host, from 1000 small ones in a row; and a whole call with its copies."""
-    device, stream = gpu.open_device()
-    what = {"section": "1.2.2", "dtype": "f32", "yardsticks": timing.yardsticks(device, stream)}
-    verify(100_003)
-    found, n, (x, y) = available(), 256, random_vectors(1 << 20)
-    (d_x, d_y), calls, arrays = (gpu.to_device(v[:n], stream) for v in (x, y)), {}, None
-    for name, way in found.items():
-        if name.startswith("PyCUDA"):
-            arrays = arrays or [way.pycuda.gpuarray.to_gpu(v[:n]) for v in (x, y)]
-            start = way.launcher(1, *arrays, -1, 1, n)
-        else:
-            start = way.launcher(1, *(np.uint64(int(d.buffer.handle)) for d in (d_x, d_y)), -1, 1, n)
-
-        def many(start=start, way=way):
-            for _ in range(LAUNCHES):
-                start()
-            way.sync()
-
-        calls[name] = many
-    rows = []
-    for size, share, timed in (
-        ("a launch", LAUNCHES, calls),
-        ("2^20, a whole call", 1, {k: functools.partial(way, 1, x, y, -1, 1) for k, way in found.items()}),
-    ):
-        taken = timing.wall_clock(timed)
-        times = {name: timing.Timing.of([s / share for s in t.samples], share) for name, t in taken.items()}
-        peer = "cuda.core", times["cuda.core"]
-        rows += [Row.from_timing(name=k, size=size, timing=t, peer=peer, **what) for k, t in times.items()]
-    return rows
+    with interfaces() as found:
+        return compare(found)
 
 
 # %% Run
@@ -317,11 +320,17 @@ def main(argv=None) -> int:
     options = parser(__doc__, size=1_000_003, quick_size=100_003).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
     check_fits(16 * options.size)
-    cubin = compile_with_nvrtc(f"sm_{Device(0).arch}")
-    print(f"cuda.bindings.nvrtc: {len(cubin):,} bytes of machine code for sm_{Device(0).arch}")
-    checks_table(verify(options.size))
-    table("Four interfaces", ("interface", "who checks errors", "who frees memory", "stream", "good for"), FACTS)
-    measure(benchmark, options.bench)
+    arch = f"sm_{Device(0).arch}"
+    print(f"cuda.bindings.nvrtc: {len(compile_with_nvrtc(arch)):,} bytes of machine code for {arch}")
+    with interfaces() as found:
+        checks_table(verify(found, options.size))
+        facts = [(name, lines_of(make), *others) for name, (make, *others) in INTERFACES.items()]
+        table("", ("interface", "lines", "who checks errors", "who frees memory", "good for"), facts)
+        rows = measure(functools.partial(compare, found), options.bench)
+    if rows:
+        *launched, kernel = (row.seconds for row in rows if row.size.endswith("each launch"))
+        cost = f"{si(min(launched), 's')} to {si(max(launched), 's')}"
+        print(f"a launch costs the host {cost}, its kernel the GPU {si(kernel, 's')}: small kernels wait for Python")
     return 0
 
 

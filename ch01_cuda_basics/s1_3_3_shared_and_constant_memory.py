@@ -97,10 +97,11 @@ extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __rest
         }
 }
 
-// The version to ship. A thread takes four neighbours in x and marches down ROWS rows. What it has of a row goes into the
-// sums of the TAPS results that need it, so no pixel is read twice; meanwhile the next TAPS rows are on their way. The two
-// columns on either side come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have results, and
-// warps overlap by two. Rows begin `pitch` floats apart, a multiple of 4, in memory aligned to 16 bytes; blockDim.x is 32.
+// The version to ship. A thread takes four neighbours in x and marches down ROWS rows. What it has of a row goes into
+// the sums of the TAPS results that need it, so it reads no pixel twice; meanwhile the next TAPS rows are on their way.
+// The two columns on either side come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have
+// results, and warps overlap by two. Rows begin `pitch` floats apart, a multiple of 4, in memory aligned to 16 bytes;
+// blockDim.x is 32.
 template <int GROUPS>
 __global__ void conv_registers(const float* __restrict__ in, float* __restrict__ out, int width, int height, int pitch)
 {
@@ -119,7 +120,7 @@ __global__ void conv_registers(const float* __restrict__ in, float* __restrict__
         return v;
     };
     float4 row[TAPS], next[TAPS];
-    float sum[TAPS][4];  // of result j in place j % TAPS
+    float sum[TAPS][4] = {};  // of result j in place j % TAPS
     #pragma unroll
     for (int s = 0; s < TAPS; ++s) next[s] = load(s);
     #pragma unroll 1
@@ -132,8 +133,9 @@ __global__ void conv_registers(const float* __restrict__ in, float* __restrict__
         #pragma unroll
         for (int s = 0; s < TAPS; ++s) {
             const float4 v = row[s];
-            const float near[8] = {__shfl_up_sync(0xffffffff, v.z, 1), __shfl_up_sync(0xffffffff, v.w, 1), v.x, v.y, v.z,
-                                   v.w, __shfl_down_sync(0xffffffff, v.x, 1), __shfl_down_sync(0xffffffff, v.y, 1)};
+            const float window[8] = {
+                __shfl_up_sync(0xffffffff, v.z, 1), __shfl_up_sync(0xffffffff, v.w, 1), v.x, v.y, v.z, v.w,
+                __shfl_down_sync(0xffffffff, v.x, 1), __shfl_down_sync(0xffffffff, v.y, 1)};
             #pragma unroll
             for (int dy = 0; dy < TAPS; ++dy) {  // of the result dy rows further up
                 float* const into = sum[(s - dy + TAPS) % TAPS];
@@ -141,13 +143,14 @@ __global__ void conv_registers(const float* __restrict__ in, float* __restrict__
                 for (int j = 0; j < 4; ++j) {
                     if (dy == 0) into[j] = 0.0f;  // its first row
                     #pragma unroll
-                    for (int dx = 0; dx < TAPS; ++dx) into[j] += taps[dy * TAPS + dx] * near[j + dx];
+                    for (int dx = 0; dx < TAPS; ++dx) into[j] += taps[dy * TAPS + dx] * window[j + dx];
                 }
             }
             const int j = group * TAPS + s - 2 * R;  // the result whose last row this was
             const float* const done = sum[(s + 1) % TAPS];
             if (j >= 0 && first + j < height && lane > 0 && lane < 31 && q < quads)
-                reinterpret_cast<float4*>(out)[(long long)(first + j) * quads + q] = {done[0], done[1], done[2], done[3]};
+                reinterpret_cast<float4*>(out)[(long long)(first + j) * quads + q] =
+                    {done[0], done[1], done[2], done[3]};
         }
     }
 }

@@ -120,12 +120,17 @@ def overlapped(stream, pipeline, buffers, stages=STAGES, by_chunk=False):
     return around
 
 
-def process(state, rounds, buffers, by_chunk=False):
-    """`rounds` steps of state, uint32, shape (chunks, n), not empty; else ValueError."""
+def checked(state):
+    """The array, if it is uint32 of shape (chunks, n) and not empty; else ValueError."""
     if state.dtype != np.uint32 or state.ndim != 2 or state.size == 0:
         raise ValueError(f"expected uint32 (chunks, n), not empty, got {state.dtype} of shape {state.shape}")
+    return state
+
+
+def process(state, rounds, buffers, by_chunk=False):
+    """`rounds` steps of state, uint32, shape (chunks, n)."""
     _, stream = gpu.open_device()
-    pipeline = Pipeline(stream, state.shape, rounds, buffers)
+    pipeline = Pipeline(stream, checked(state).shape, rounds, buffers)
     pipeline.numbers[:] = state
     overlapped(stream, pipeline, buffers, by_chunk=by_chunk)
     stream.sync()
@@ -136,7 +141,7 @@ def process(state, rounds, buffers, by_chunk=False):
 def process_pycuda(state, rounds, buffers):
     """As `process`, with a stream for each stage; Unavailable without PyCUDA."""
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
-    pycuda, (chunks, n) = load_pycuda(), state.shape
+    (chunks, n), pycuda = checked(state).shape, load_pycuda()
     cuda, kernel = pycuda.driver, pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("advance")
     numbers, result = (cuda.pagelocked_empty((chunks, n), np.uint32) for _ in range(2))
     numbers[:] = state
@@ -265,10 +270,9 @@ def report(rows):
     results.show([row for row in rows if row.size not in (MANY, ONE)], "Stages, and pipelines of all three")
     slowest = max((found[stage] for stage in STAGES), key=lambda row: row.seconds)
     best = min((row for row in rows if row.peer == SLOWEST), key=lambda row: row.seconds)
-    bounds = {row.name: si(row.seconds, "s") for row in (slowest, found[AT_ONCE], best)}
-    print(
-        "; ".join(f"{name}: {time}" for name, time in bounds.items()), f"= {best.of_peer:.1%} of {slowest.name}'s speed"
-    )
+    bounds = ", ".join(f"{row.name} {si(row.seconds, 's')}" for row in (slowest, found[AT_ONCE]))
+    share = f"{best.of_peer:.1%} of the speed of {slowest.name} alone"
+    print(f"What bounds a pipeline: {bounds}. The best of them, {best.name}: {si(best.seconds, 's')}, {share}")
     for size in (MANY, ONE):
         results.show([row for row in rows if row.size == size], f"How long a short kernel takes behind {size}")
 

@@ -30,6 +30,7 @@ from common.cli import check_fits, header, not_run, parser, run_main
 
 # in your own code: from cuda.core import Device, LaunchConfig, launch
 from common.gpu import Device, LaunchConfig, launch
+from common.profile import show_counts
 from common.report import table
 from common.results import Row
 from common.verify import check, checks_table
@@ -443,7 +444,9 @@ def main(argv=None) -> int:
     if options.bench:
         results.show(benchmark(), "Measured: 'vs peer' is the gain, to be held against 'by hand'")
     elif gpu.SIMULATED:
-        not_run("times and the hardware's counters of active lanes: the simulator has no time")
+        calls = {name: partial(call, stream) for group in found[:2] for name, call in group.calls.items()}
+        show_counts("Counted by the simulator: active threads for each instruction of a warp", calls)
+        not_run("times: the simulator has no time")
         results.show_recorded("1.4.4")
     return 0
 

@@ -124,10 +124,10 @@ class Timeline:
     @contextmanager
     def range(self, name, lane, stream):
         """Record what is enqueued inside the `with` as a range of that name."""
-        begin, tick = stream.record(options=TIMED), max(self.ticks[lane], self.host)
+        tick, begin = max(self.ticks[lane], self.host), stream.record(options=TIMED)
         yield
-        self.ticks[lane] = tick + 1
-        self.ranges.append((begin, stream.record(options=TIMED), tick, lane, name))
+        end, self.ticks[lane] = stream.record(options=TIMED), tick + 1
+        self.ranges.append((tick, tick + 1, lane, name) if gpu.SIMULATED else (begin, end, lane, name))
 
     def host_waited(self, lane):
         """All that the host enqueues from now on comes after what is in that lane."""
@@ -135,10 +135,8 @@ class Timeline:
 
     def spans(self):
         """The ranges as Spans, sorted, once all streams are done."""
-        if gpu.SIMULATED:
-            return sorted(Span(tick, tick + 1, lane, name) for _, _, tick, lane, name in self.ranges)
-        zero = self.ranges[0][0]
-        return sorted(Span(1e3 * (b - zero), 1e3 * (e - zero), lane, name) for b, e, _, lane, name in self.ranges)
+        zero, unit = (0, 1) if gpu.SIMULATED else (self.ranges[0][0], 1e3)  # events give milliseconds
+        return sorted(Span((b - zero) * unit, (e - zero) * unit, lane, name) for b, e, lane, name in self.ranges)
 
 
 # %% The job: images through the GPU, in turn through several streams
@@ -204,11 +202,12 @@ def load_trace(path, categories=("kernel", "gpu_memcpy", "gpu_memset")):
     """The bars of these categories in a Chrome trace as sorted Spans; a lane has the name of its thread."""
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    bars = [e for e in events if e["ph"] == "X" and e.get("cat") in categories]
-    return sorted(
-        Span(e["ts"], e["ts"] + e["dur"], names.get((e["pid"], e["tid"]), str(e["tid"])).strip(), e["name"])
-        for e in bars
-    )
+    spans = []
+    for e in events:
+        if e["ph"] == "X" and e.get("cat") in categories:
+            lane = names.get((e["pid"], e["tid"]), str(e["tid"])).strip()
+            spans.append(Span(e["ts"], e["ts"] + e["dur"], lane, e["name"]))
+    return sorted(spans)
 
 
 def union(spans):
@@ -223,27 +222,22 @@ def union(spans):
 
 
 def busy_and_gaps(spans):
-    """What a timeline shows: its "window", for how much of it nothing worked ("idle"), what was saved as lanes worked
-    at once ("overlap"); "busy" and "gaps", (from, to), of each lane; "top": {name: durations}, the longest sum first.
+    """What a timeline shows, in its unit of time: {"window", "idle", "overlap", "busy", "gaps", "top"}.
+
+    window: from the first begin to the last end. idle: while nothing worked. overlap: saved by lanes that work at the
+    same time. busy: {lane: time}. gaps: {lane: [(from, to)]}. top: {name: durations}, the longest sum first.
     """
-    lanes, names = defaultdict(list), defaultdict(list)
+    lanes, names, working = defaultdict(list), defaultdict(list), union(spans)
     for span in spans:
         lanes[span.lane].append(span)
         names[span.name].append(span.end - span.begin)
     unions = {lane: union(lanes[lane]) for lane in sorted(lanes)}
     busy = {lane: sum(end - begin for begin, end in times) for lane, times in unions.items()}
     gaps = {lane: [(a[1], b[0]) for a, b in pairwise(times)] for lane, times in unions.items()}
-    working = union(spans)
-    window, work = working[-1][1] - working[0][0], sum(end - begin for begin, end in working)
     top = dict(sorted(names.items(), key=lambda item: -sum(item[1])))
-    return {
-        "window": window,
-        "idle": window - work,
-        "overlap": sum(busy.values()) - work,
-        "busy": busy,
-        "gaps": gaps,
-        "top": top,
-    }
+    window, work = working[-1][1] - working[0][0], sum(end - begin for begin, end in working)
+    shares = {"window": window, "idle": window - work, "overlap": sum(busy.values()) - work}
+    return {**shares, "busy": busy, "gaps": gaps, "top": top}
 
 
 # %% torch.profiler
@@ -274,7 +268,7 @@ def profile_torch(path, job):
 
 
 # %% Verify and measure
-BEFORE, AFTER = "pageable, waits", "pinned, 2 streams"
+BEFORE, AFTER, TORCH = "pageable, waits", "pinned, 2 streams", "torch.profiler"
 VARIANTS = {  # (streams, pinned, waits): one cure after the other
     BEFORE: (2, False, True),
     "pinned, waits": (2, True, True),
@@ -284,6 +278,7 @@ VARIANTS = {  # (streams, pinned, waits): one cure after the other
 
 
 def random_images(frames, side):
+    """uint8 (frames, side, side + 5)."""
     return np.random.default_rng(153).integers(0, 256, (frames, side, side + 5), dtype=np.uint8)
 
 
@@ -302,7 +297,7 @@ def verify(n):
 
 
 def benchmark() -> list[Row]:
-    """The job with the planted problem and one cure after the other; for what part of its time nothing, or two, worked."""
+    """The job with the planted problem and one cure after the other. idle, overlap: parts of the window."""
     verify(251)
     images, rows = random_images(32, 2048), []
     what = {"section": "1.5.3", "size": "x".join(map(str, images.shape)), "dtype": "u8"}
@@ -338,19 +333,30 @@ def show(title, spans, unit):
     table("", ("longest", "number", unit), longest)
 
 
+def compare(timelines):
+    """Print what two streams can save at best, and on a GPU what CUPTI says of our kernels, beside the events."""
+    (spans, unit), (by_cupti, _) = timelines[AFTER], timelines[TORCH]
+    found, seen = busy_and_gaps(spans), busy_and_gaps(by_cupti)["top"]
+    half = sum(sum(taken) for taken in found["top"].values()) / 2
+    print(f"{AFTER}: no less than half of all steps, {half:,.0f} {unit}; it took {found['window']:,.0f} {unit}")
+    medians = [(k, *(f"{np.median(top[k]):.1f}" for top in (found["top"], seen))) for k in STEPS if k in seen]
+    if medians:
+        table("One launch of each kernel, µs", ("kernel", "by events", "by CUPTI"), medians)
+
+
 def plot(timelines):
-    """A panel for each {title: (spans, unit)}: a row for each lane, a colour for each name."""
+    """A panel for each {title: (spans, unit)}: a row for each lane, a colour for each of the longest names."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3 * len(timelines)), layout="constrained")
     for axes, (title, (spans, unit)) in zip(figure.subplots(len(timelines), 1), timelines.items(), strict=True):
-        lanes = sorted({span.lane for span in spans})
-        for colour, name in enumerate([*busy_and_gaps(spans)["top"]][:8]):
-            for lane in lanes:
-                bars = [(s.begin - spans[0].begin, s.end - s.begin) for s in spans if (s.name, s.lane) == (name, lane)]
-                label = name[:40] if lane == lanes[0] else None
-                axes.broken_barh(bars, (lanes.index(lane) - 0.4, 0.8), color=f"C{colour}", edgecolor="w", label=label)
-        axes.set(title=title, xlabel=unit, yticks=range(len(lanes)), yticklabels=lanes)
+        colours = {name: f"C{k}" for k, name in enumerate([*busy_and_gaps(spans)["top"]][:8])}
+        for begin, end, lane, name in spans:
+            colour = colours.get(name, "0.8")
+            axes.barh(lane, end - begin, left=begin - spans[0].begin, color=colour, edgecolor="w", linewidth=0.3)
+        for name, colour in colours.items():
+            axes.plot([], [], "s", color=colour, label=name[:40])
+        axes.set(title=title, xlabel=unit)
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     save_figure(figure, "s1_5_3_visual_profiler")
 
@@ -370,9 +376,10 @@ def main(argv=None) -> int:
         write_trace(run(images, name)[1], path, f"{name}, in {unit}")
         timelines[name] = load_trace(path), unit
     operators, path = profile_torch(folder / "torch.json", EdgeJob(images)), folder / "torch.json"
-    timelines["torch.profiler"] = load_trace(path) or load_trace(path, ("cpu_op",)), "µs"
+    timelines[TORCH] = load_trace(path) or load_trace(path, ("cpu_op",)), "µs"
     for title, timeline in timelines.items():
         show(title, *timeline)
+    compare(timelines)
     lines = [(name[:70], calls, f"{us:,.0f}") for name, calls, us in operators[:8]]
     table("torch.profiler by operator", ("operator", "calls", "its own µs"), lines)
     print(f"traces, for https://ui.perfetto.dev: {folder}/*.json")

@@ -42,10 +42,18 @@ def read_csv(text: str) -> list[Launch]:
     launches = []
     for row in rows:
         if row["ID"]:  # the row of units has none
-            cells = {name: value.replace(",", "") for name, value in row.items() if "__" in name}
-            values = {name: float(value) for name, value in cells.items() if value not in ("", "n/a")}
+            cells = {name: _number(value) for name, value in row.items() if "__" in name}
+            values = {name: value for name, value in cells.items() if value is not None}
             launches.append(Launch(_name(row["Kernel Name"]), values))
     return launches
+
+
+def _number(text: str) -> float | None:
+    """A cell; None for "n/a" and for words, of which ncu adds some ("No-CC")."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
 
 
 def _name(kernel: str) -> str:

@@ -40,18 +40,10 @@ def on_the_gpu(section: Section, options: Sequence[str]) -> int:
         raise Unavailable("compute-sanitizer", PURPOSE["compute-sanitizer"][1])
     rows, failed = [], False
     for name in TOOLS:
-        command = [
-            tool,
-            "--tool",
-            name,
-            "--error-exitcode",
-            "9",
-            sys.executable,
-            str(section.path),
-            "--quick",
-            *options,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        # cuda.bindings asks the driver for functions that it may lack: that is no fault of the section
+        check = [tool, "--tool", name, "--error-exitcode", "9", "--report-api-errors", "no"]
+        program = [sys.executable, str(section.path), "--quick", *options]
+        done = subprocess.run([*check, *program], capture_output=True, text=True)
         reported = [line.removeprefix("=========").strip() for line in done.stdout.splitlines() if line[:3] == "==="]
         summary = next((line for line in reversed(reported) if "SUMMARY" in line), "no summary")
         found = re.search(r"SUMMARY: (\d+) (error|hazard)", summary)

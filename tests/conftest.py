@@ -49,6 +49,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a GPU, tests that are about the simulator are left to test_on_the_simulator.py."""
+    if gpu_count() == 0:
+        return
+    about_it = [item for item in items if item.get_closest_marker("simulator")]
+    config.hook.pytest_deselected(items=about_it)
+    items[:] = [item for item in items if item not in about_it]
+
+
 def pytest_report_header() -> str:
     try:
         from common import gpu

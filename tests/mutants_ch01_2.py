@@ -7,25 +7,42 @@ MUTANTS: list[Mutant] = [
     *faults(
         "ch01_cuda_basics/s1_2_1_toolkit_setup.py",
         "tests/test_ch01_2_setup.py",
+        # lengths
         ("if (i >= n) return;", "if (i > n) return;", "121_smoke_test"),
         ("x * x + y * y + z * z", "x * x + y * y + y * z", "121_smoke_test"),
-        ("fabsf(x) >= fabsf(y) ?", "x >= y ?", "121_smoke_test"),
+        ("fabsf(y) > fabsf(x)", "y > x", "121_smoke_test"),
+        ("fabsf(y) > fabsf(x)", "fabsf(y) >= fabsf(x)", "121_smoke_test_of_equal_components"),
+        ("fabsf(z) > fmaxf", "fabsf(z) >= fmaxf", "121_smoke_test_of_equal_components"),
+        ("? 2 : of_xy", "? 2 : 0", "121_smoke_test"),
+        # what goes together
+        ("if driver[0] < toolkit[0]:", "if driver < toolkit:", "121_what_goes_together"),
+        ("if target <= capability]", "if target < 1000]", "121_what_goes_together"),
+        (
+            "    if driver < toolkit:\n        return None",
+            "    if False:\n        return None",
+            "121_what_goes_together",
+        ),
+        ("max(older) // 10 == capability // 10", "max(older) == capability", "121_what_goes_together"),
+        ("divmod(supported.value // 10, 100)", "divmod(supported.value // 100, 10)", "121_the_driver_is_asked"),
     ),
     # --- 1.2.2
     *faults(
         "ch01_cuda_basics/s1_2_2_pycuda_and_cuda_python.py",
         "tests/test_ch01_2_setup.py",
-        ("if (i < n) y[i]", "if (i <= n) y[i]", "122_same_bits"),
+        # clipped_update, and the kernel that PyCUDA makes of the operation
+        ("if (i >= n) return;", "if (i > n) return;", "122_same_bits"),
+        ("const float v = fmaf(a, x[i], y[i]);", "const float v = a * x[i] + a * y[i];", "122_same_bits"),
         (
-            "fminf(fmaxf(fmaf(a, x[i], y[i]), low), high);\n}",
-            "fmaxf(fmaf(a, x[i], y[i]), low);\n}",
-            "122_same_bits",
+            "y[i] = v < low ? low : v > high ? high : v;\n}",
+            "y[i] = fmaxf(fminf(v, high), low);\n}",
+            "122_bounds_and_nan",
         ),
-        (
-            'fmaf(a, x[i], y[i]), low), high)"',
-            'fmaf(a, x[i], x[i]), low), high)"',
-            "122_same_bits",
-        ),
+        ("v > high ? high : v;\n}", "v;\n}", "122_same_bits"),
+        ('v > high ? high : v"', 'v"', "122_same_bits"),
+        ("float v = fmaf(a, x[i], y[i]); y[i] =", "float v = fmaf(a, y[i], x[i]); y[i] =", "122_same_bits"),
+        # the launches
+        ("theirs.launcher(2, d_x, d_y, -5, 5, x.size)()", "", "122_two_libraries_one_memory"),
+        ("self.free(d_x, d_y)", "pass", "122_memory_is_freed_though_the_launch_fails"),
     ),
     # --- 1.2.3
     *faults(

@@ -45,17 +45,36 @@ MUTANTS: list[Mutant] = [
         ),
         # conv_tile
         ("across = tile_x + 2 * R, down", "across = tile_x + R, down", "133_every_rung"),
-        ("j < down; j += blockDim.y", "j < down; j += blockDim.y + 1", "133_a_tile_of_any_size"),
+        (
+            "j < down; j += blockDim.y",
+            "j < down; j += blockDim.y + 1",
+            "133_a_tile_of_any_size_by_a_block_of_any_shape",
+        ),
         ("left + i - R, top + j - R", "left + i - R, top + j", "133_every_rung"),
         ("    __syncthreads();  // the tile", "    // the tile", "133_the_tile_is_not_read_before_it_is_whole"),
         ("j < tile_y && top + j < height", "j < tile_y", "133_every_rung"),
         ("i < tile_x && left + i < width", "left + i < width", "133_every_rung"),
+        # conv_registers
+        ("q = blockIdx.x * 30 + lane - 1;", "q = blockIdx.x * 30 + lane;", "133_every_rung"),
+        ("if (there > 0 && y >= 0", "if (y >= 0", "133_every_rung"),
+        ("y >= 0 && y < height) v =", "y < height) v =", "133_every_rung"),
+        ("y >= 0 && y < height) v =", "y >= 0) v =", "133_every_rung"),
+        ("if (there < 2)", "if (there < 1)", "133_what_lies_between_the_rows_does_not_count"),
+        ("if (there < 3)", "if (there < 2)", "133_what_lies_between_the_rows_does_not_count"),
+        ("if (there < 4)", "if (there < 3)", "133_what_lies_between_the_rows_does_not_count"),
+        ("__shfl_up_sync(0xffffffff, v.z, 1)", "__shfl_up_sync(0xffffffff, v.w, 1)", "133_every_rung"),
+        ("__shfl_down_sync(0xffffffff, v.y, 1)", "__shfl_down_sync(0xffffffff, v.y, 2)", "133_every_rung"),
+        ("load((group + 1) * TAPS + s)", "load(group * TAPS + s)", "133_every_rung"),
+        ("if (dy == 0) into[j]", "if (dy == 1) into[j]", "133_every_rung"),
+        ("first + j < height && lane > 0", "lane > 0", "133_every_rung"),
+        ("lane > 0 && lane < 31 && q < quads", "lane < 31 && q < quads", "133_every_rung"),
+        ("lane < 31 && q < quads", "q < quads", "133_a_block_writes_no_columns_but_its_own"),
+        ("lane < 31 && q < quads", "lane < 31", "133_every_rung"),
         # table_sums
         ("spread * (threadIdx.x % 32)) % 1024", "spread * (threadIdx.x % 16)) % 1024", "133_table_sums"),
         ("k < reads; ++k", "k <= reads; ++k", "133_table_sums"),
         # the host
         ('set_constant("taps", filter_, stream)\n    d_in', "d_in", "133_constants_count_for_the_launches_that_follow"),
-        ("if shared > 48 << 10:", "if shared > 64 << 10:", "133_more_than_48_kib_must_be_asked_for"),
     ),
     # --- 1.3.4
     *faults(
@@ -75,6 +94,7 @@ MUTANTS: list[Mutant] = [
         ("        free[slot] = done\n", "", "134_events_order_what_has_to_be_ordered"),
         ("        stream.wait(event)\n", "        pass\n", "134_events_order_what_has_to_be_ordered"),
         ("slot if by_chunk else k", "slot if by_chunk else 0", "134_events_order_what_has_to_be_ordered"),
+        ("1e3 * max(all_three / k", "1e3 * min(all_three / k", "134_what_the_stages_promise"),
         ("        inward.wait_for_event(free[slot])\n", "", "134_pycudas_events_too"),
         ("        work.wait_for_event(cuda.Event().record(inward))\n", "", "134_pycudas_events_too"),
         (

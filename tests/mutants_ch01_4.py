@@ -28,7 +28,7 @@ MUTANTS: list[Mutant] = [
     # --- 1.4.2
     *faults(
         "ch01_cuda_basics/s1_4_2_block_and_grid_layout.py",
-        "tests/test_ch01_4.py",
+        "tests/test_ch01_4_layout.py",
         # jacobi_2d
         (
             "    if (x >= width || y >= height) return;\n    const long long i = (long long)y * width + x;\n",
@@ -41,10 +41,8 @@ MUTANTS: list[Mutant] = [
             "142_two_dimensions",
         ),
         (
-            "const int x = blockIdx.x * blockDim.x + threadIdx.x;\n    const int y = blockIdx.y * blockDim.y + threadIdx.y;\n"
-            "    if (x >= width || y >= height) return;\n    const long long i = (long long)y",
-            "const int x = blockIdx.x * blockDim.x + threadIdx.x;\n    const int y = blockIdx.y * blockDim.x + threadIdx.y;\n"
-            "    if (x >= width || y >= height) return;\n    const long long i = (long long)y",
+            "const int y = blockIdx.y * blockDim.y + threadIdx.y;\n    if (x",
+            "const int y = blockIdx.y * blockDim.x + threadIdx.y;\n    if (x",
             "142_two_dimensions",
         ),
         # jacobi_2d_stride
@@ -87,7 +85,7 @@ MUTANTS: list[Mutant] = [
         (
             "lane > 0 && lane < 31 && q < quads && y < height)",
             "lane > 0 && q < quads && y < height)",
-            "142_two_dimensions",
+            "142_a_block_writes_no_columns_but_its_own",
         ),
         (
             "lane > 0 && lane < 31 && q < quads && y < height)",
@@ -115,7 +113,11 @@ MUTANTS: list[Mutant] = [
         ("z < min(first + PLANES, depth)", "z < first + PLANES", "142_three_dimensions"),
         ("z == 0 || z == depth - 1) mean = here;", "z == 0) mean = here;", "142_three_dimensions"),
         ("after = load(first + 1);", "after = load(first + 2);", "142_three_dimensions"),
-        ("lane < 31 && q < quads) reinterpret_cast", "q < quads) reinterpret_cast", "142_three_dimensions"),
+        (
+            "lane < 31 && q < quads) reinterpret_cast",
+            "q < quads) reinterpret_cast",
+            "142_a_block_writes_no_columns_but_its_own",
+        ),
         ("lane < 31 && q < quads) reinterpret_cast", "lane < 31) reinterpret_cast", "142_three_dimensions"),
         ("        before = here;\n", "", "142_three_dimensions"),
         # the arithmetic by hand
@@ -127,6 +129,15 @@ MUTANTS: list[Mutant] = [
     *faults(
         "ch01_cuda_basics/s1_4_3_synchronization.py",
         "tests/test_ch01_4.py",
+        # the barriers
+        ("    __syncthreads();  // all have written, before anybody reads\n", "", "143_every_barrier_is_there"),
+        ("        __syncthreads();  // all have read, before anybody writes\n", "", "143_every_barrier_is_there"),
+        ("sums[t] += before;\n        __syncthreads();", "sums[t] += before;", "143_every_barrier_is_there"),
+        ("__syncwarp();\n        sums[lane]", "sums[lane]", "143_every_barrier_is_there"),
+        ("sums[lane] += before;\n        __syncwarp();", "sums[lane] += before;", "143_every_barrier_is_there"),
+        ("__syncthreads();\n    const long long stride", "const long long stride", "143_every_barrier_is_there"),
+        ("__syncthreads();\n    const long long first", "const long long first", "143_every_barrier_is_there"),
+        ("__syncwarp();\n    for (int b = t;", "for (int b = t;", "143_every_barrier_is_there"),
         # block_scan
         ("offset < BLOCK; offset *= 2", "offset < BLOCK / 2; offset *= 2", "143_barriers"),
         ("t >= offset ? sums[t - offset]", "t > offset ? sums[t - offset]", "143_barriers"),
@@ -259,6 +270,16 @@ MUTANTS: list[Mutant] = [
         # tiles_queue
         ("shared_tile = atomicAdd(next, 1);", "shared_tile = atomicAdd(next, 2);", "144_each_tile_is_taken_once"),
         ("if (tile >= tiles) return;", "if (tile >= tiles - 1) return;", "144_each_tile_is_taken_once"),
+        # the barriers
+        ("    __syncthreads();\n    const bool mine", "    const bool mine", "144_every_barrier_is_there"),
+        ("    __syncthreads();\n    int first", "    int first", "144_every_barrier_is_there"),
+        ("    __syncthreads();\n    if (begin + t < n)", "    if (begin + t < n)", "144_every_barrier_is_there"),
+        ("        __syncthreads();  // it is there for all\n", "", "144_every_barrier_is_there"),
+        (
+            "        __syncthreads();  // all have read it, before",
+            "        // all have read it, before",
+            "144_every_barrier_is_there",
+        ),
         # the arithmetic by hand
         ("busy[0] + cost)", "cost)", "144_the_last_block_by_hand"),
         ('mode="edge"', 'mode="constant"', "144_passes_and_active_lanes_by_hand"),

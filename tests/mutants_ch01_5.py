@@ -50,6 +50,32 @@ MUTANTS: list[Mutant] = [
         ("    *last = at;", "    *last = at + 1;", "152_chase"),
     ),
     # --- 1.5.3
+    *faults(
+        "ch01_cuda_basics/s1_5_3_visual_profiler.py",
+        "tests/test_ch01_5.py",
+        # what blur and gradient share
+        ("max(x - 1, 0), min(x + 1, width - 1)}", "max(x - 1, 0), min(x + 1, width)}", "153_every_variant"),
+        ("(long long)max(y - 1, 0) * width", "(long long)max(y - 1, 1) * width", "153_every_variant"),
+        # blur
+        ("(sum + 8) >> 4", "sum >> 4", "153_every_variant"),
+        ("2 * (row[l] + 2 * row[x] + row[r])", "2 * (row[l] + 2 * row[x] + row[x])", "153_every_variant"),
+        # gradient
+        ("2 * row[l] - down[l];", "2 * row[l] - up[l];", "153_every_variant"),
+        ("min(abs(along_x) + abs(along_y), 255)", "abs(along_x) + abs(along_y)", "153_every_variant"),
+        # threshold
+        (">= 128 ? 255 : 0", "> 128 ? 255 : 0", "153_every_variant"),
+        (
+            "|| y >= height) return;\n    out[(long long)y * width + x] = in",
+            "|| y > height) return;\n    out[(long long)y * width + x] = in",
+            "153_every_variant",
+        ),
+        # the recorder
+        ("        self.host = self.ticks[lane]\n", "        pass\n", "153_logical_time"),
+        ("max(self.ticks[lane], self.host)", "self.ticks[lane]", "153_logical_time"),
+        # reading a timeline
+        ("if result and begin <= result[-1][1]:", "if result and begin < result[-1][1]:", "153_busy_and_gaps_by_hand"),
+        ("max(result[-1][1], end)", "end", "153_busy_and_gaps_by_hand"),
+    ),
     # --- 1.5.4
     *faults(
         "ch01_cuda_basics/s1_5_4_hardware_counters.py",
@@ -71,7 +97,7 @@ MUTANTS: list[Mutant] = [
         ("if (x < k && y < k) out[x", "if (x < k && y <= k) out[x", "154_ragged_transposes"),
         # transpose_tiled
         ("tile[32][32 + PAD]", "tile[32][32]", "154_the_simulator_counts_what_is_worked_out"),
-        ("__syncthreads();\n    x = ", "x = ", "154_every_pattern"),
+        ("__syncthreads();\n    x = ", "x = ", "154_no_race"),
         (
             "y = blockIdx.x * 32 + threadIdx.y;\n    if",
             "y = blockIdx.y * 32 + threadIdx.y;\n    if",
@@ -83,6 +109,7 @@ MUTANTS: list[Mutant] = [
         ("w < 1024; w += blockDim.x", "w < 512; w += blockDim.x", "154_every_pattern"),
         ("words[threadIdx.x * k % 1024]", "words[threadIdx.x * k % 512]", "154_every_pattern"),
         ("if (i < n) out[i] = words", "out[i] = words", "154_ragged_vectors"),
+        ("__syncthreads();\n    if (i < n) out[i] = words", "if (i < n) out[i] = words", "154_no_race"),
         # by hand
         ("index * size // 32", "index * size // 64", "154_rules_by_hand"),
         ("prepend=-1))  # each", "prepend=0))  # each", "154_rules_by_hand"),

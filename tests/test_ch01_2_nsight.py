@@ -18,7 +18,7 @@ from common.doctor import find_tool
 from common.verify import Mismatch
 from tests.chapter import assert_both_agree, bad_vectors, on_the_simulator, output_of, section
 
-simulated = pytest.mark.skipif(not gpu.SIMULATED, reason="about the simulator, and a GPU is used")
+simulated = pytest.mark.simulator
 
 
 def test_123_reference_by_hand() -> None:
@@ -86,7 +86,7 @@ def test_123_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"--trace=cuda,nvtx", "--force-overwrite=true", "--output=/tmp/a line"} == set(record[2:-3])
     assert sums[:2] == ["/opt/nsys", "stats"] and sums[-1] == "/tmp/a line.nsys-rep"
     assert {"--report=cuda_gpu_kern_sum,nvtx_sum", "--force-export=true"} == set(sums[2:-1])
-    expected = ["cs", "--tool=racecheck", "--error-exitcode=9", "python", "x.py"]
+    expected = ["cs", "--tool=racecheck", "--error-exitcode=9", "--report-api-errors=no", "python", "x.py"]
     assert s.sanitizer_command("cs", "racecheck", ["python", "x.py"]) == expected
     s.show_commands()
     printed = capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_123_compute_sanitizer_is_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == {"memcheck": 13, "racecheck": 8}
     calls = calls_of(path)
     assert [arguments[0] for arguments, _ in calls] == ["--tool=memcheck"] * 2 + ["--tool=racecheck"] * 2
-    assert all(arguments[1:] == ["--error-exitcode=9", *s.CHILD] for arguments, _ in calls)
+    assert all(arguments[1:] == ["--error-exitcode=9", "--report-api-errors=no", *s.CHILD] for arguments, _ in calls)
     assert all(json.loads(job)["n"] == 77 for _, job in calls)
     assert json.loads(calls[1][1])["source"] == json.loads(calls[3][1])["source"] == s.KERNEL
 

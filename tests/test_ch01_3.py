@@ -1,4 +1,4 @@
-"""Sections 1.3.1 to 1.3.4, memory and streams: each kernel against NumPy, on whatever device is there."""
+"""Sections 1.3.3 and 1.3.4, near memory and streams: each kernel against NumPy, on whatever device is there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common import gpu, results
+from common import gpu, results, timing
 from common.cli import Unavailable
 from common.verify import Mismatch, check
 from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, section
-
-# --- 1.3.1 ----------------------------------------------------------------------------------------------------
-
-# --- 1.3.2 ----------------------------------------------------------------------------------------------------
 
 # --- 1.3.3 ----------------------------------------------------------------------------------------------------
 
@@ -77,6 +73,19 @@ def test_133_what_lies_between_the_rows_does_not_count(width: int) -> None:
         np.testing.assert_array_equal(d_out.to_host(stream)[:, :width], s.reference(image, filter_))
 
 
+def test_133_a_block_writes_no_columns_but_its_own() -> None:
+    s, (_, stream) = section("1.3.3"), gpu.open_device()
+    image, filter_ = whole_numbers(30, 200), whole_numbers(5, 5)
+    s.set_constant("taps", filter_, stream)
+    d_in, d_out = gpu.to_device(image, stream), gpu.to_device(np.full(image.shape, 9999, np.float32), stream)
+    sizes = np.int32(200), np.int32(30), np.int32(200)
+    kernel, config = s.compiled().get_kernel(s.REGISTERS), gpu.LaunchConfig(grid=(1, 30), block=(32, 1))
+    gpu.launch(stream, config, kernel, d_in.buffer, d_out.buffer, *sizes)
+    out = d_out.to_host(stream)
+    np.testing.assert_array_equal(out[:, :120], s.reference(image, filter_)[:, :120])
+    assert (out[:, 120:] == 9999).all()
+
+
 def test_133_a_tile_of_any_size_by_a_block_of_any_shape() -> None:
     s, (_, stream) = section("1.3.3"), gpu.open_device()
     image, filter_ = whole_numbers(37, 45), whole_numbers(5, 5)
@@ -90,7 +99,7 @@ def test_133_a_tile_of_any_size_by_a_block_of_any_shape() -> None:
         np.testing.assert_array_equal(d_out.to_host(stream), s.reference(image, filter_), err_msg=f"{block} {x, y}")
 
 
-@pytest.mark.skipif(not gpu.SIMULATED, reason="the simulator's check; ./run sanitize does it on a GPU")
+@pytest.mark.simulator
 def test_133_the_tile_is_not_read_before_it_is_whole() -> None:
     from common.simt.races import watching
 
@@ -101,7 +110,8 @@ def test_133_the_tile_is_not_read_before_it_is_whole() -> None:
 
 def test_133_more_than_48_kib_must_be_asked_for() -> None:
     s, (_, stream) = section("1.3.3"), gpu.open_device()
-    kernel = s.compiled.__wrapped__().get_kernel("conv_tile")  # as it is before anybody asked
+    code = s.compiled.__wrapped__()
+    kernel = code.get_kernel("conv_tile")  # as it is before anybody asked
     (x, y), a, b = s.LARGE, gpu.zeros(1, np.float32, stream), gpu.zeros(1, np.float32, stream)
     shared, sizes = 4 * (x + 4) * (y + 4), (np.int32(1), np.int32(1), np.int32(x), np.int32(y))
     assert shared > 48 << 10
@@ -162,7 +172,7 @@ def test_133_bad_input() -> None:
         for call in (s.convolve, s.convolve_pycuda):
             with pytest.raises(ValueError, match=rf"float32 filter of shape \(5, 5\), got {bad.dtype} "):
                 call(image, bad)
-    with pytest.raises(ValueError, match="4092"):
+    with pytest.raises(ValueError, match="size"):
         s.table_sums(whole_numbers(1023), 1, 1, 0)
 
 
@@ -200,10 +210,11 @@ def test_133_plot_shows_a_photograph(monkeypatch: pytest.MonkeyPatch, capfd: pyt
 def test_133_each_rung_buys_something() -> None:
     s = section("1.3.3")
     rows = {row.name: row for row in s.benchmark()}
-    assert min(s.RUNGS, key=lambda rung: rows[rung].seconds) == s.REGISTERS
-    assert rows["conv_constant"].seconds < rows["conv_global"].seconds
-    assert rows[s.REGISTERS].of_copy > 0.9 and rows[s.REGISTERS].of_peer > 1
-    assert rows["constant, 32 addresses a warp"].of_peer < 0.25
+    seconds = [rows[rung].seconds for rung in s.RUNGS]
+    assert seconds[1] < 1.05 * seconds[0]  # of constant memory alone little is to be expected: the cache had them
+    assert seconds[1] > seconds[2] > seconds[3] > 1.3 * seconds[4]
+    assert rows[s.REGISTERS].of_copy > 0.6 and rows[s.REGISTERS].of_peer > 5
+    assert rows["constant, 32 addresses a warp"].of_peer < 0.1
 
 
 # --- 1.3.4 ----------------------------------------------------------------------------------------------------
@@ -350,8 +361,9 @@ def test_134_bad_input() -> None:
         (np.zeros((0, 3), np.uint32), r"uint32 of shape \(0, 3\)"),
         (np.zeros((2, 0), np.uint32), r"uint32 of shape \(2, 0\)"),
     ):
-        with pytest.raises(ValueError, match=rf"expected uint32 .*\(chunks, n\), not empty, got {words}"):
-            s.process(bad, 1, 2)
+        for call in (s.process, s.process_pycuda):
+            with pytest.raises(ValueError, match=rf"expected uint32 .*\(chunks, n\), not empty, got {words}"):
+                call(bad, 1, 2)
 
 
 def test_134_less_where_page_locked_memory_is_refused(
@@ -376,6 +388,28 @@ def test_134_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s, "reference", lambda state, rounds: state + np.uint32(rounds))
     with pytest.raises(Mismatch, match="1 buffers"):
         s.verify(40, 3)
+
+
+def test_134_what_the_stages_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    s, real = section("1.3.4"), section("1.3.4").Pipeline
+    ms = {s.COPY_IN: 9, s.COMPUTE: 10, s.COPY_OUT: 8, s.AT_ONCE: 12}  # all pipelines take 30
+    monkeypatch.setattr(timing, "yardsticks", lambda *_: timing.Yardsticks(4000.0, 60.0, 1980, ()))
+    monkeypatch.setattr(
+        timing, "benchmark", lambda calls, *_, **__: {k: timing.Timing.of([ms.get(k, 30) / 1e3] * 3) for k in calls}
+    )
+    monkeypatch.setattr(
+        s, "pipelines", lambda stream, n: (real(stream, (64, 8), 100, 4), real(stream, (1, 512), 100, 1))
+    )
+    monkeypatch.setattr(s, "late_comers", lambda row: [])
+    monkeypatch.setattr(s, "verify", lambda n, rounds: [])
+    rows = {row.name: row for row in s.benchmark()}
+    expected = {"serial": 27, "serial, 1 chunk": 27, "2 streams": 13.5, "3 streams": 12, "4 streams": 12}
+    expected |= {f"a stream a stage, {k} buffers": expected[f"{k} streams"] for k in (2, 3, 4)}
+    assert rows.keys() == ms.keys() | expected.keys() and rows[s.COMPUTE].figures["rounds"] == 144
+    for name, promised in expected.items():
+        assert rows[name].figures["expected, ms"] == pytest.approx(promised), name
+        assert (rows[name].peer, rows[name].of_peer) == (s.SLOWEST, pytest.approx(10 / 30))
+    assert rows[s.COPY_IN].figures["GB/s"] == pytest.approx(64 * 8 * 4 / 9e-3 / 1e9) and rows[s.COPY_IN].peer is None
 
 
 def pipeline_rows() -> list[results.Row]:

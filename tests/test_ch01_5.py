@@ -445,7 +445,7 @@ def test_153_bad_input() -> None:
             s.EdgeJob(images)
 
 
-@pytest.mark.skipif(not gpu.SIMULATED, reason="about logical time, and a GPU is used")
+@pytest.mark.simulator
 def test_153_logical_time() -> None:
     s, steps = section("1.5.3"), ("copy in", "blur", "gradient", "threshold", "copy out")
     images = np.zeros((3, 4, 4), np.uint8)
@@ -565,9 +565,6 @@ def test_153_the_timeline_shows_problem_and_cure() -> None:
     before, after = (s.busy_and_gaps(s.run(images, name)[1]) for name in (s.BEFORE, s.AFTER))
     assert before["overlap"] == 0 and after["overlap"] > 0.3 * after["window"]
     assert after["window"] < 0.6 * before["window"]
-
-
-# --- 1.5.4 ----------------------------------------------------------------------------------------------------
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------------

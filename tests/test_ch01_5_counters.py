@@ -15,11 +15,12 @@ import pytest
 from common import gpu, ncu, results, timing
 from common.cli import Unavailable
 from common.simt.counters import METRICS
+from common.simt.races import watching
 from common.verify import Mismatch
 from tests.chapter import assert_both_agree, on_the_simulator, output_of, section
 
 NAMES = [pattern.name for pattern in section("1.5.4").PATTERNS]
-simulated = pytest.mark.skipif(not gpu.SIMULATED, reason="about the simulator, and a GPU is used")
+simulated = pytest.mark.simulator
 
 
 def pattern(name: str) -> Any:
@@ -120,6 +121,15 @@ def test_154_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s, "run", lambda pattern, values, run=s.run: np.roll(run(pattern, values), 1))
     with pytest.raises(Mismatch, match="copy: 1024 of 1024 elements differ"):
         s.verify(32)
+
+
+@simulated
+def test_154_no_race() -> None:
+    s = section("1.5.4")
+    with watching() as races:
+        for p in s.PATTERNS:
+            s.run(p, s.random_values(64))
+    assert races == []
 
 
 # --- what they cost, by hand ----------------------------------------------------------------------------------

@@ -244,3 +244,8 @@ def test_on_a_gpu() -> None:
     for launch in found:
         assert launch.metrics[SECTORS] == 10 * 8 * 4 and launch.metrics[wavefronts] == 10 * 8
         assert 4 <= launch.metrics["launch__registers_per_thread"] <= 64
+
+
+def test_words_among_the_numbers_do_not_stop_it() -> None:
+    (launch,) = read_csv(log([SECTORS, "launch__cluster_scheduling_policy"], row("0", "copy(int)", "7", "No-CC")))
+    assert launch.metrics == {SECTORS: 7}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from common import __main__ as commands
-from common import gpu, profile, sections
+from common import profile, sections
 from common.__main__ import load_module
 from common.cli import OK, UNAVAILABLE, USAGE, ReaderError, exit_code
 
-pytestmark = pytest.mark.skipif(not gpu.SIMULATED, reason="this process has the GPU; the command starts one without")
+pytestmark = pytest.mark.simulator
 
 
 def test_the_kernels_of_a_section(capsys):

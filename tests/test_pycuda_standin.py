@@ -28,7 +28,7 @@ __global__ void scale_add(float* y, const float* x, float a, int n)
 N = 1000
 CALL = {"block": (128, 1, 1), "grid": (8, 1)}
 
-on_the_simulator = pytest.mark.skipif(not gpu.SIMULATED, reason="about the stand-ins, and a GPU is used")
+on_the_simulator = pytest.mark.simulator
 
 
 @pytest.fixture
@@ -128,6 +128,74 @@ def test_templates_need_no_extern_c(pycuda) -> None:
     np.testing.assert_array_equal(out, 3 * np.arange(32))
 
 
+def test_variables_of_a_module(pycuda) -> None:
+    cuda = pycuda.driver
+    source = """
+    __constant__ float weights[20]; __device__ int counter;
+    __global__ void times(float* out) { out[threadIdx.x] = 2 * weights[threadIdx.x]; atomicAdd(&counter, 3); }
+    """
+    module = pycuda.SourceModule(source)
+    (weights, nbytes), (counter, four) = module.get_global("weights"), module.get_global("counter")
+    assert (nbytes, four) == (80, 4) and int(weights) != int(counter)
+    out, count = np.zeros(20, np.float32), np.zeros(1, np.int32)
+    for numbers in (np.arange(20, dtype=np.float32), np.full(20, -1, np.float32)):
+        cuda.memcpy_htod(weights, numbers)
+        module.get_function("times")(cuda.Out(out), block=(20, 1, 1))
+        np.testing.assert_array_equal(out, 2 * numbers)
+    cuda.memcpy_dtoh(count, counter)
+    assert count[0] == 2 * 20 * 3
+    other = pycuda.SourceModule(source)  # a module has variables of its own
+    assert int(other.get_global("weights")[0]) != int(weights)
+    with pytest.raises(Exception, match=r"missing|not found"):
+        module.get_global("missing")
+
+
+def test_prepared_calls(pycuda, scale_add, x) -> None:
+    d_x, d_y = pycuda.gpuarray.to_gpu(x), pycuda.gpuarray.zeros(N, np.float32)
+    assert scale_add.prepare("PPfi") is scale_add
+    scale_add.prepared_call((8, 1), (128, 1, 1), d_y.gpudata, d_x.gpudata, 2.0, N - 1)  # plain numbers are converted
+    np.testing.assert_array_equal(d_y.get(), [*2 * x[:-1], 0])
+    scale_add.prepared_call((8, 1), (128, 1, 1), int(d_y.gpudata), int(d_x.gpudata), np.float32(-2), np.int32(N))
+    np.testing.assert_array_equal(d_y.get(), [*np.zeros(N - 1), -2 * x[-1]])
+    with pytest.raises(Exception, match=r"argument|shorter|pack"):
+        scale_add.prepared_call((8, 1), (128, 1, 1), d_y.gpudata, d_x.gpudata, 2.0)
+
+
+@pytest.mark.parametrize("n", [1, 31, 128, 129, 1000, 200_003])
+def test_elementwise_kernels(n: int, pycuda) -> None:
+    source = "const double a, int *y, float *x, unsigned int b, long c"
+    kernel = pycuda.ElementwiseKernel(source, "y[i] = (int)(a * x[i]) + (int)(n - i) + b + (int)c; x[i] = 0", "mix")
+    x = np.random.default_rng(n).integers(-50, 50, n).astype(np.float32)
+    d_x, d_y = pycuda.gpuarray.to_gpu(x), pycuda.gpuarray.empty(n, np.int32)
+    kernel(2.5, d_y, d_x, 7, np.int64(-3))  # plain numbers and NumPy's
+    np.testing.assert_array_equal(d_y.get(), (2.5 * x).astype(np.int32) + np.arange(n, 0, -1) + 4)
+    np.testing.assert_array_equal(d_x.get(), 0)
+
+
+def test_elementwise_kernels_go_by_their_first_array(pycuda) -> None:
+    d_x, d_y = pycuda.gpuarray.zeros((2, 5), np.float32), pycuda.gpuarray.zeros((3, 5), np.float32)
+    add = pycuda.ElementwiseKernel("float *x, float *y", "x[i] += 1; y[i] += 1")
+    add(d_x, d_y)
+    np.testing.assert_array_equal(d_x.get(), np.ones((2, 5)))
+    np.testing.assert_array_equal(d_y.get(), [[1] * 5, [1] * 5, [0] * 5])
+
+
+def test_elementwise_kernels_are_compiled_when_called(pycuda) -> None:
+    wrong = pycuda.ElementwiseKernel("float *x", "x[i] = no_such_thing")
+    with pytest.raises(Exception, match="no_such_thing"):
+        wrong(pycuda.gpuarray.zeros(3, np.float32))
+
+
+def test_free_memory(pycuda) -> None:
+    cuda, size = pycuda.driver, 64 << 20
+    before, total = cuda.mem_get_info()
+    assert 0 < before <= total
+    memory = cuda.mem_alloc(size)
+    assert cuda.mem_get_info() == (pytest.approx(before - size, abs=4 << 20), total)
+    memory.free()
+    assert cuda.mem_get_info() == (pytest.approx(before, abs=4 << 20), total)
+
+
 def test_wrong_calls(pycuda, scale_add, x) -> None:
     cuda = pycuda.driver
     d = cuda.mem_alloc(x.nbytes)
@@ -147,8 +215,11 @@ def test_what_is_not_there_is_named(pycuda, scale_add, x) -> None:
         "driver.memset_d8": lambda: cuda.memset_d8(d, 0, 4),
         "gpuarray.arange": lambda: pycuda.gpuarray.arange(3),
         "GPUArray.fill": lambda: pycuda.gpuarray.zeros(3).fill(1),
-        "SourceModule.get_global": lambda: pycuda.SourceModule(KERNEL).get_global("a"),
-        "Function.prepare": lambda: scale_add.prepare("PPfi"),
+        "SourceModule.get_texref": lambda: pycuda.SourceModule(KERNEL).get_texref("a"),
+        "Function.prepared_timed_call": lambda: scale_add.prepared_timed_call((1, 1), (1, 1, 1)),
+        "preamble of PyCUDA's Elem": lambda: pycuda.ElementwiseKernel("int *x", "x[i] = 0", "zero", preamble="//"),
+        "the type 'short' in": lambda: pycuda.ElementwiseKernel("short a, int *x", "x[i] = a"),
+        "stream in the call of": lambda: pycuda.ElementwiseKernel("int *x", "x[i] = 0")(stream=None),
         "Event.time_since": lambda: cuda.Event().time_since(cuda.Event()),
         "texrefs": lambda: scale_add(d, d, np.float32(1), np.int32(1), texrefs=[], **CALL),
         "keep": lambda: pycuda.SourceModule(KERNEL, keep=True),
@@ -195,9 +266,10 @@ def test_page_locked_memory_lives_as_long_as_its_array(pycuda) -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PyCUDA that imports, on a machine with a GPU."""
-    names = ("pycuda", "pycuda.autoprimaryctx", "pycuda.driver", "pycuda.gpuarray", "pycuda.compiler")
-    modules = {name: ModuleType(name) for name in names}
+    names = ("autoprimaryctx", "driver", "gpuarray", "compiler", "elementwise")
+    modules = {name: ModuleType(name) for name in ("pycuda", *(f"pycuda.{name}" for name in names))}
     modules["pycuda.compiler"].SourceModule = "the real one"  # type: ignore[attr-defined]
+    modules["pycuda.elementwise"].ElementwiseKernel = "the real one"  # type: ignore[attr-defined]
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(modules["pycuda"], name.partition(".")[2] or "_", module, raising=False)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from common import __main__ as commands
-from common import gpu, sanitize, sections
+from common import sanitize, sections
 from common.cli import FAILED, OK, UNAVAILABLE, USAGE, exit_code
 
-simulated = pytest.mark.skipif(not gpu.SIMULATED, reason="this process has a GPU")
+simulated = pytest.mark.simulator
 SECTION = """
 import numpy as np
 from common import gpu

@@ -53,7 +53,7 @@ THREADS = (1, 31, 32, 33, 64, 95, 96, 97, 128, 160, 192, 224, 256, 288, 320, 384
 THREADS += (1023, 1024)
 SHARED = (0, 1, 127, 128, 896, 897, 1024, 4000, 6144, 6145, 8192, 10_000, 16_384, 24_576, 32_768, 45_152, 49_152)
 
-on_the_simulator = pytest.mark.skipif(not gpu.SIMULATED, reason="about the stand-ins, and a GPU is used")
+on_the_simulator = pytest.mark.simulator
 
 
 # --- the arithmetic, by hand ----------------------------------------------------------------------------------
@@ -64,6 +64,7 @@ on_the_simulator = pytest.mark.skipif(not gpu.SIMULATED, reason="about the stand
     [
         (256, 32, 0, 1, "registers", 8),  # 65,536 / (32 * 256)
         (256, 33, 0, 1, "registers", 6),  # 33 * 32 = 1056 becomes 1280: 12 warps in each quarter, 48 in all
+        (96, 33, 0, 1, "registers", 16),  # 48 warps, where the 51 of an undivided file would be 17 blocks
         (1024, 64, 0, 1, "registers", 1),
         (1024, 65, 0, 1, "registers", 0),
         (256, 255, 0, 1, "registers", 1),  # 8160 becomes 8192 a warp: 2 in each quarter

@@ -94,7 +94,8 @@ CLEAN = {
     "a named barrier for two warps": (
         '__shared__ int s[128]; s[t] = t; asm volatile("bar.sync %0, 64;" :: "r"(1 + t / 64)); out[t] = s[t ^ 32];'
     ),
-    "everybody writes the same": "__shared__ int s; s = 7; __syncthreads(); out[t] = s;",
+    "everybody writes the same": "__shared__ int s; s = out[0] + 7; __syncthreads(); out[t] = s;",
+    "a thread reads its own": "__shared__ int s[128]; const int zero = out[0]; s[t] = t; out[t] = s[t + zero];",
     "everybody reads one": "__shared__ int s[128]; s[t] = t; __syncthreads(); out[t] = s[0] + s[5];",
     "neighbouring bytes": "__shared__ char s[128]; s[t] = t; s[t] += 1; out[t] = s[t];",
     "atomics": (

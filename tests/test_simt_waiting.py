@@ -432,12 +432,11 @@ def test_a_size_that_is_no_integer_harms_nothing() -> None:
     assert device.allocate(500, stream=stream).size == 500
 
 
+@pytest.mark.simulator
 @pytest.mark.parametrize(("shape", "error"), [((2**32, 2**32), errors.SimulatorError), ((-2, -3), ValueError)])
 def test_impossible_shapes_are_refused(shape: tuple[int, int], error: type[Exception]) -> None:
     from common import gpu
 
-    if not gpu.SIMULATED:
-        pytest.skip("about the simulator's memory, and a GPU is used")
     with pytest.raises(error):
         gpu.empty(shape, np.float32, Runner.of(simulator).stream)
 

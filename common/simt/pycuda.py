@@ -5,6 +5,7 @@ done at once, whatever the stream; a kernel's fault surfaces where the host next
 SimulatorUnsupported, which names it.
 """
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -190,6 +191,17 @@ class Function(_Partial):
             if a.copy_out:
                 memcpy_dtoh(a.array, a.gpudata)
 
+    def prepare(self, arg_types: str) -> "Function":
+        """Say the types of the arguments once, as Python's struct spells them: P for a pointer, f, d, i, q, ..."""
+        self._types = [np.dtype(code).type for code in arg_types]
+        return self
+
+    def prepared_call(self, grid: Any, block: Any, *args: Any, shared_size: int = 0) -> None:
+        """Launch a prepared kernel; plain numbers become what prepare() said."""
+        pairs = zip(self._types, args, strict=True)
+        values = [kind(int(a) if isinstance(a, DeviceAllocation) else a) for kind, a in pairs]
+        self(*values, grid=grid, block=block, shared=shared_size)
+
 
 class SourceModule(_Partial):
     """Compiled CUDA C++; without `no_extern_c` it is put inside extern "C" { }. `arch` makes no difference."""
@@ -223,7 +235,8 @@ class GPUArray(_Partial):
 
     def __init__(self, shape: Any, dtype: Any):
         self.shape, self.dtype = _shape(shape), np.dtype(dtype)
-        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
         self.gpudata = DeviceAllocation(self.nbytes)
 
     def get(self) -> np.ndarray:
@@ -246,45 +259,46 @@ def zeros(shape: Any, dtype: Any = np.float64) -> GPUArray:
 
 # ---- pycuda.elementwise
 class ElementwiseKernel(_Partial):
-    """A kernel that does `operation` for each index i of its arrays, which are GPUArrays of one size.
+    """A loop around `operation` for each i < n, where n is the size of the first array that the call is given.
 
-    `arguments` are those of the kernel in C++, such as "float a, float *x"; n is the number of elements. Numbers are
-    converted to the type that is declared.
+    `arguments` are those of the kernel in C++, such as "float a, float *x". A call takes a GPUArray for each pointer,
+    all contiguous, and converts its numbers to the type that is declared. Compiled at the first call.
     """
 
-    def __init__(self, arguments: str, operation: str, name: str = "kernel", **options: Any):
-        if options:
-            raise SimulatorUnsupported(f"{', '.join(options)} of PyCUDA's ElementwiseKernel")
-        source = f"""
-__global__ void {name}({arguments}, unsigned n)
+    def __init__(self, arguments: str, operation: str, name: str = "kernel", **others: Any):
+        if others:
+            raise SimulatorUnsupported(f"{', '.join(others)} of PyCUDA's ElementwiseKernel")
+        self._source = f"""
+extern "C" __global__ void {name}({arguments}, size_t n)
 {{
-    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
-    {{
+    for (size_t i = blockDim.x * blockIdx.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {{
         {operation};
     }}
 }}
 """
-        self._types = [_numpy_type(argument) for argument in arguments.split(",")]
-        self._function = SourceModule(source).get_function(name)
+        self._name, self._types = name, "".join(_type_code(argument) for argument in arguments.split(","))
 
-    def __call__(self, *args: Any) -> None:
-        arrays = [a for a, kind in zip(args, self._types, strict=True) if kind is None]
-        if len({a.shape for a in arrays}) != 1:
-            raise ValueError(f"the arrays have shapes {', '.join(str(a.shape) for a in arrays)}")
-        n = math.prod(arrays[0].shape)
-        values = [a if kind is None else kind(a) for a, kind in zip(args, self._types, strict=True)]
-        self._function(*values, np.uint32(n), block=(128, 1, 1), grid=(min(-(-n // 128), 1024), 1))
+    @functools.cached_property
+    def _kernel(self) -> Function:
+        return SourceModule(self._source, no_extern_c=True).get_function(self._name).prepare(self._types + "P")
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        if options:
+            raise SimulatorUnsupported(f"{', '.join(options)} in the call of PyCUDA's ElementwiseKernel")
+        sizes = [a.size for a in args if isinstance(a, GPUArray)]
+        values = [a.gpudata if isinstance(a, GPUArray) else a for a in args]
+        self._kernel.prepared_call((min(-(-sizes[0] // 128), 1024), 1), (128, 1, 1), *values, sizes[0])
 
 
-def _numpy_type(argument: str) -> type | None:
-    """The NumPy type of a number that is declared so; None for a pointer."""
+def _type_code(argument: str) -> str:
+    """How Python's struct spells the type of an argument in C++."""
     if "*" in argument:
-        return None
-    kind = " ".join(argument.split()[:-1]).removeprefix("const ")
-    known = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32, "long long": np.int64}
-    if kind not in known:
-        raise SimulatorUnsupported(f"the type {kind} in PyCUDA's ElementwiseKernel")
-    return known[kind]
+        return "P"
+    kind = " ".join(word for word in argument.split()[:-1] if word != "const")
+    codes = {"float": "f", "double": "d", "int": "i", "unsigned": "I", "unsigned int": "I", "long": "l"}
+    if kind not in codes:
+        raise SimulatorUnsupported(f"the type {kind!r} in PyCUDA's ElementwiseKernel")
+    return codes[kind]
 
 
 _copies = {f.__name__: f for f in (memcpy_dtoh, memcpy_dtoh_async, memcpy_htod, memcpy_htod_async)}
