@@ -24,7 +24,8 @@ import numpy as np
 from common import gpu, results, timing
 from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
 
-# in your own code: from cuda.core import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, ...
+# in your own code: from cuda.core import (Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Stream,
+#                                          StreamOptions, launch)
 from common.gpu import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Stream, StreamOptions, launch
 from common.pycuda import load as load_pycuda
 from common.report import save_figure, si

@@ -744,7 +744,9 @@ def test_argument_of_no_use(value: Any) -> None:
 def test_cooperative_grid_too_large() -> None:
     gpu = Runner.of(simulator)
     gpu.module = gpu.compile(LAUNCH, ("one",))
-    with pytest.raises(BAD_LAUNCH):
+    with pytest.raises(
+        ValueError, match=r"grid size \(1000000 \* 1 \* 1\) exceeds the limit \(32\)"
+    ):  # as cuda.core says
         gpu.launch("one", 1_000_000, 1024, ints(1024), cooperative=True)
 
 
