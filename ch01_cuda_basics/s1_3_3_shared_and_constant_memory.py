@@ -97,61 +97,48 @@ extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __rest
         }
 }
 
-// The version to ship. A thread takes four neighbours in x and marches down ROWS rows. What it has of a row goes into
-// the sums of the TAPS results that need it, so it reads no pixel twice; meanwhile the next TAPS rows are on their way.
+// The version to ship. A thread takes four neighbours in x and ROWS rows; the loads of all of them are on their way
+// before it computes, and what it has of a row goes into the sums of all results that need it: no pixel is read twice.
 // The two columns on either side come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have
 // results, and warps overlap by two. Rows begin `pitch` floats apart, a multiple of 4, in memory aligned to 16 bytes;
-// blockDim.x is 32.
-template <int GROUPS>
-__global__ void conv_registers(const float* __restrict__ in, float* __restrict__ out, int width, int height, int pitch)
+// blockDim.x is 32. The launch bounds ask for 6 blocks of 128 on an SM, which keeps the registers in check.
+extern "C" __global__ void __launch_bounds__(128, 6) conv_registers(const float* __restrict__ in,
+                                                                    float* __restrict__ out,
+                                                                    int width, int height, int pitch)
 {
-    constexpr int ROWS = GROUPS * TAPS - 2 * R;  // the rows that are read are a multiple of TAPS
+    constexpr int ROWS = 8;
     const int quads = pitch / 4, lane = threadIdx.x, q = blockIdx.x * 30 + lane - 1;
     const int first = (blockIdx.y * blockDim.y + threadIdx.y) * ROWS;
     if (first >= height) return;  // a warp lies in one row, so all its lanes go or stay
     const int there = q < 0 ? 0 : width - 4 * q;  // how many of the four pixels are inside
-    const auto load = [=](int k) {  // the k-th row that this thread reads
-        const int y = first - R + k;
-        float4 v = {};
-        if (there > 0 && y >= 0 && y < height) v = reinterpret_cast<const float4*>(in)[(long long)y * quads + q];
-        if (there < 2) v.y = 0.0f;  // what lies between the row's end and the next one
-        if (there < 3) v.z = 0.0f;
-        if (there < 4) v.w = 0.0f;
-        return v;
-    };
-    float4 row[TAPS], next[TAPS];
-    float sum[TAPS][4] = {};  // of result j in place j % TAPS
+    float4 row[ROWS + 2 * R];
     #pragma unroll
-    for (int s = 0; s < TAPS; ++s) next[s] = load(s);
-    #pragma unroll 1
-    for (int group = 0; group < GROUPS; ++group) {
+    for (int k = 0; k < ROWS + 2 * R; ++k) {
+        const int y = first + k - R;
+        row[k] = {};
+        if (there > 0 && y >= 0 && y < height) row[k] = reinterpret_cast<const float4*>(in)[(long long)y * quads + q];
+        if (there < 2) row[k].y = 0.0f;  // what lies between the row's end and the next one
+        if (there < 3) row[k].z = 0.0f;
+        if (there < 4) row[k].w = 0.0f;
+    }
+    float sum[ROWS][4] = {};
+    #pragma unroll
+    for (int k = 0; k < ROWS + 2 * R; ++k) {
+        const float4 v = row[k];
+        const float window[8] = {
+            __shfl_up_sync(0xffffffff, v.z, 1), __shfl_up_sync(0xffffffff, v.w, 1), v.x, v.y, v.z, v.w,
+            __shfl_down_sync(0xffffffff, v.x, 1), __shfl_down_sync(0xffffffff, v.y, 1)};
         #pragma unroll
-        for (int s = 0; s < TAPS; ++s) row[s] = next[s];
-        if (group + 1 < GROUPS)
-            #pragma unroll
-            for (int s = 0; s < TAPS; ++s) next[s] = load((group + 1) * TAPS + s);
-        #pragma unroll
-        for (int s = 0; s < TAPS; ++s) {
-            const float4 v = row[s];
-            const float window[8] = {
-                __shfl_up_sync(0xffffffff, v.z, 1), __shfl_up_sync(0xffffffff, v.w, 1), v.x, v.y, v.z, v.w,
-                __shfl_down_sync(0xffffffff, v.x, 1), __shfl_down_sync(0xffffffff, v.y, 1)};
-            #pragma unroll
-            for (int dy = 0; dy < TAPS; ++dy) {  // of the result dy rows further up
-                float* const into = sum[(s - dy + TAPS) % TAPS];
+        for (int dy = 0; dy < TAPS; ++dy)
+            if (const int r = k - dy; r >= 0 && r < ROWS)  // known when this is compiled: all loops are unrolled
                 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (dy == 0) into[j] = 0.0f;  // its first row
+                for (int dx = 0; dx < TAPS; ++dx)
                     #pragma unroll
-                    for (int dx = 0; dx < TAPS; ++dx) into[j] += taps[dy * TAPS + dx] * window[j + dx];
-                }
-            }
-            const int j = group * TAPS + s - 2 * R;  // the result whose last row this was
-            const float* const done = sum[(s + 1) % TAPS];
-            if (j >= 0 && first + j < height && lane > 0 && lane < 31 && q < quads)
-                reinterpret_cast<float4*>(out)[(long long)(first + j) * quads + q] =
-                    {done[0], done[1], done[2], done[3]};
-        }
+                    for (int j = 0; j < 4; ++j) sum[r][j] += taps[dy * TAPS + dx] * window[j + dx];
+        const int done = k - 2 * R;  // the result whose last row this was
+        if (done >= 0 && first + done < height && lane > 0 && lane < 31 && q < quads)
+            reinterpret_cast<float4*>(out)[(long long)(first + done) * quads + q] =
+                {sum[done][0], sum[done][1], sum[done][2], sum[done][3]};
     }
 }
 
@@ -168,8 +155,7 @@ extern "C" __global__ void table_sums(float* __restrict__ out, long long n, int 
     out[i] = sum;
 }
 """
-R, GROUPS, TAPS = 2, 8, 5
-REGISTERS = f"conv_registers<{GROUPS}>"
+R, TAPS, ROWS = 2, 5, 8  # as in the kernels
 TILE, LARGE = (32, 16), (128, 96)  # the second one needs more than 48 KiB of shared memory
 
 
@@ -177,9 +163,7 @@ TILE, LARGE = (32, 16), (128, 96)  # the second one needs more than 48 KiB of sh
 def compiled():
     """KERNEL, compiled once for the current device."""
     options = ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")
-    return Program(KERNEL, "c++", options).compile(
-        "cubin", name_expressions=[f"conv_registers<{r}>" for r in (4, 8, 13, 21)]
-    )
+    return Program(KERNEL, "c++", options).compile("cubin")
 
 
 # %% The references
@@ -217,9 +201,9 @@ def call_of(rung, shape, d_in, d_out, d_filter):
         name, tile = "conv_tile", LARGE if rung.endswith("large") else TILE
         shared, more = 4 * (tile[0] + 2 * R) * (tile[1] + 2 * R), (np.int32(tile[0]), np.int32(tile[1]))
         grid = -(-width // tile[0]), -(-height // tile[1])
-    elif rung.startswith("conv_registers"):
-        block, more, rows = (32, 4), (np.int32(pitch),), int(rung[15:-1]) * TAPS - 2 * R
-        grid = -(-pitch // 120), -(-height // (block[1] * rows))  # 30 of the 32 lanes have results, 4 each
+    elif rung == "conv_registers":
+        block, more = (32, 4), (np.int32(pitch),)
+        grid = -(-pitch // 120), -(-height // (block[1] * ROWS))  # 30 of the 32 lanes have results, 4 each
     kernel = compiled().get_kernel(name)
     if shared > 48 << 10:
         gpu.allow_shared_memory(kernel, shared)
@@ -227,7 +211,7 @@ def call_of(rung, shape, d_in, d_out, d_filter):
     return lambda s: launch(s, config, kernel, d_in.buffer, d_out.buffer, *size, *more)
 
 
-RUNGS = "conv_global", "conv_constant", "conv_tile", "conv_tile, large", REGISTERS
+RUNGS = "conv_global", "conv_constant", "conv_tile", "conv_tile, large", "conv_registers"
 
 
 def checked(image, filter_):
@@ -240,10 +224,10 @@ def checked(image, filter_):
 
 def padded(image, rung):
     """The rows filled up to a multiple of 4 floats, for the rung that loads four at a time."""
-    return np.pad(image, ((0, 0), (0, -image.shape[1] % 4 if rung.startswith("conv_registers") else 0)))
+    return np.pad(image, ((0, 0), (0, -image.shape[1] % 4 if rung == "conv_registers" else 0)))
 
 
-def convolve(image, filter_, rung=REGISTERS):
+def convolve(image, filter_, rung="conv_registers"):
     """float32 (height, width) by one of RUNGS. ValueError for other images or filters."""
     checked(image, filter_)
     _, stream = gpu.open_device()

@@ -24,9 +24,18 @@ import numpy as np
 from common import gpu, results, timing
 from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
 
-# in your own code: from cuda.core import (Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Stream,
-#                                          StreamOptions, launch)
-from common.gpu import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, Stream, StreamOptions, launch
+# in your own code: from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, EventOptions
+#                   from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, StreamOptions, launch
+from common.gpu import (
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    Buffer,
+    EventOptions,
+    LaunchConfig,
+    LegacyPinnedMemoryResource,
+    StreamOptions,
+    launch,
+)
 from common.pycuda import load as load_pycuda
 from common.report import save_figure, si
 from common.results import Row
@@ -184,7 +193,7 @@ def late_comers(row):
     options = {"low priority": {"priority": 0}, "same priority": {"priority": 0}, "high priority": {"priority": -1}}
     options |= {"blocking": {"nonblocking": False}, FREE: {"nonblocking": True}}
     streams = {name: device.create_stream(options=StreamOptions(**its)) for name, its in options.items()}
-    streams |= {LEGACY: Stream.from_handle(1), PER_THREAD: Stream.from_handle(2)}  # cudaStreamLegacy, ...PerThread
+    streams |= {LEGACY: LEGACY_DEFAULT_STREAM, PER_THREAD: PER_THREAD_DEFAULT_STREAM}
     alone, name = timing.benchmark(long, stream), "the long kernel"
     rows = [row(name=name, size=size, timing=taken) for size, taken in alone.items()]
     for (size, first, second), part in CASES.items():

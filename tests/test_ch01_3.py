@@ -69,7 +69,7 @@ def test_133_what_lies_between_the_rows_does_not_count(width: int) -> None:
     for more in (0, 4):
         rows = np.pad(image, ((0, 0), (0, -width % 4 + more)), constant_values=np.nan)
         d_in, d_out = gpu.to_device(rows, stream), gpu.empty(rows.shape, np.float32, stream)
-        s.call_of(s.REGISTERS, image.shape, d_in, d_out, None)(stream)
+        s.call_of("conv_registers", image.shape, d_in, d_out, None)(stream)
         np.testing.assert_array_equal(d_out.to_host(stream)[:, :width], s.reference(image, filter_))
 
 
@@ -79,7 +79,7 @@ def test_133_a_block_writes_no_columns_but_its_own() -> None:
     s.set_constant("taps", filter_, stream)
     d_in, d_out = gpu.to_device(image, stream), gpu.to_device(np.full(image.shape, 9999, np.float32), stream)
     sizes = np.int32(200), np.int32(30), np.int32(200)
-    kernel, config = s.compiled().get_kernel(s.REGISTERS), gpu.LaunchConfig(grid=(1, 30), block=(32, 1))
+    kernel, config = s.compiled().get_kernel("conv_registers"), gpu.LaunchConfig(grid=(1, 30), block=(32, 1))
     gpu.launch(stream, config, kernel, d_in.buffer, d_out.buffer, *sizes)
     out = d_out.to_host(stream)
     np.testing.assert_array_equal(out[:, :120], s.reference(image, filter_)[:, :120])
@@ -213,7 +213,7 @@ def test_133_each_rung_buys_something() -> None:
     seconds = [rows[rung].seconds for rung in s.RUNGS]
     assert seconds[1] < 1.05 * seconds[0]  # of constant memory alone little is to be expected: the cache had them
     assert seconds[1] > seconds[2] > seconds[3] > 1.3 * seconds[4]
-    assert rows[s.REGISTERS].of_copy > 0.6 and rows[s.REGISTERS].of_peer > 5
+    assert rows["conv_registers"].of_copy > 0.8 and rows["conv_registers"].of_peer > 5
     assert rows["constant, 32 addresses a warp"].of_peer < 0.1
 
 
