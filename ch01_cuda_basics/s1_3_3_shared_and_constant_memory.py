@@ -98,7 +98,7 @@ extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __rest
 }
 
 // The version to ship. A thread takes four neighbours in x and ROWS rows; the loads of all of them are on their way
-// before it computes, and what it has of a row goes into the sums of all results that need it: no pixel is read twice.
+// before it computes, and what it has of a row goes into the sums of all its results that need it: it reads none twice.
 // The two columns on either side come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have
 // results, and warps overlap by two. Rows begin `pitch` floats apart, a multiple of 4, in memory aligned to 16 bytes;
 // blockDim.x is 32. The launch bounds ask for 6 blocks of 128 on an SM, which keeps the registers in check.

@@ -9,8 +9,8 @@ The Visual Profiler is gone. Here we record a timeline, read off it what it tell
   两个事件夹住一段工作，就是时间线上的一条；torch.profiler 通过 CUPTI 记录同样的内容，连我们自己的核函数也看得到。
   两种时间线都写成 Chrome trace（JSON），在 https://ui.perfetto.dev 打开。
 Key idea
-  Read a timeline for its gaps first, then for overlap, then for the longest bars. A needless wait or a copy from
-  pageable memory shows as a gap in every stream; without them two streams copy and compute at the same time.
+  Read a timeline for its gaps first, then for overlap, then for the longest bars. A host that waits after each step
+  leaves gaps in every stream and no overlap; copies from pageable memory are the longest bars.
 
 Run:      ./run 1.5.3     or     python ch01_cuda_basics/s1_5_3_visual_profiler.py [--size N] [--quick] [--plot]
 Look at:  idle and overlap before and after the cure, and the traces in Perfetto. Without a GPU the time of our own

@@ -120,8 +120,9 @@ def compile_module(source: str, names: tuple[str, ...] = (), **options: Any) -> 
     arch = Device().arch
     settings = {"std": "c++17", "lineinfo": True, "include_path": include_folders(), "no_cache": True, **options}
     known = [int(a) for a in nvrtc.nvrtcGetSupportedArchs()[-1]]
-    native = int(arch.rstrip("af")) in known
-    target = f"sm_{arch}" if native else f"compute_{max(known)}"
+    capability = int(arch.rstrip("af"))
+    native = capability in known
+    target = f"sm_{arch}" if native else f"compute_{max([a for a in known if a < capability] or known)}"
     program = Program(source, "c++", ProgramOptions(arch=target, **settings))
     return program.compile("cubin" if native else "ptx", name_expressions=names)
 

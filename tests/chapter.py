@@ -62,13 +62,18 @@ def cell(number: str, title: str) -> str:
     return source
 
 
+def python_path() -> str:
+    """A PYTHONPATH for child processes: the repository, and what is on it already."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 def on_the_simulator(module: str, number: str, folder: Path) -> list[np.ndarray]:
     """What `outputs(number)` of a test module gives in a process that is told to use the simulator."""
     code = (
         "import importlib, sys, numpy; outputs = importlib.import_module(sys.argv[1]).outputs;"
         "numpy.savez(sys.argv[3], *outputs(sys.argv[2]))"
     )
-    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": python_path()}
     command = [sys.executable, "-c", code, f"tests.{module.rpartition('.')[2]}", number, str(folder / "outputs.npz")]
     subprocess.run(command, env=environment, check=True)
     with np.load(folder / "outputs.npz", allow_pickle=False) as made:

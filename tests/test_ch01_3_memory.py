@@ -103,7 +103,7 @@ def test_131_pinned_memory_is_seen_by_host_and_device() -> None:
 
 def test_131_out_of_memory_leaves_the_device_working() -> None:
     said, before, after = section("1.3.1").out_of_memory()
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in said and before > 0 and abs(after - before) <= 64 << 20
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in said and before > 0 and after >= before - (64 << 20)
 
 
 def test_131_an_allocation_that_should_fail_and_does_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from common import __main__ as commands
 from common import gpu, results, sections
 from common.cli import OK, UNAVAILABLE, exit_code
 from common.sections import ROOT, Section
+from tests.chapter import python_path
 
 READY = [section for section in sections.load() if section.ready]
 # Each section that is built, and each that a finished chapter should have.
@@ -101,7 +102,7 @@ print(json.dumps(failures))
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_imports_without_a_gpu_and_compiles_nothing(chapter: int) -> None:
     files = [str(section.path) for section in READY if section.chapter == chapter]
-    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "CUDA_BOOK_DEVICE": "simulator", "PYTHONPATH": python_path()}
     command = [sys.executable, "-c", IMPORT_ALL, *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -200,7 +201,7 @@ def test_a_section_runs_in_a_jupyter_kernel(chapter: int, tmp_path: Path, monkey
     import jupytext
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", python_path())
     section = next(section for section in READY if section.chapter == chapter)
     notebook = jupytext.read(section.path)
     place = {"metadata": {"path": str(tmp_path)}}
