@@ -15,7 +15,8 @@ Key idea
 
 Run:      ./run 1.5.4     or     python ch01_cuda_basics/s1_5_4_hardware_counters.py [--quick]
 Look at:  that by hand and counted are equal; the naive transpose's 32 sectors a request; the wavefronts of the tiled
-          one, which one column of padding takes away; and, on a GPU or as recorded, what each pattern costs in time.
+          one, which one column of padding takes away; and, on a GPU or as recorded, what each pattern costs against a
+          better one: which count grows with the time, and where all are equal and the time is not.
 """
 
 import functools
@@ -46,17 +47,18 @@ extern "C" __global__ void copy(const float* __restrict__ in, float* __restrict_
     if (i < n) out[i] = in[i];
 }
 
+// Four floats at once: n is a multiple of 4.
 extern "C" __global__ void copy_float4(const float* __restrict__ in, float* __restrict__ out, int n, int k)
 {
     const int q = blockIdx.x * blockDim.x + threadIdx.x;
     if (q < n / 4) reinterpret_cast<float4*>(out)[q] = reinterpret_cast<const float4*>(in)[q];
 }
 
-// Misaligned: begins k floats later. The last k elements have no source and are set to 0.
+// Misaligned: begins k floats later, and repeats the last one.
 extern "C" __global__ void copy_offset(const float* __restrict__ in, float* __restrict__ out, int n, int k)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = i + k < n ? in[i + k] : 0.0f;
+    if (i < n) out[i] = in[min(i + k, n - 1)];
 }
 
 // Reads every k-th element; n is a power of two, so that the index comes around by a mask.
@@ -74,17 +76,22 @@ extern "C" __global__ void transpose_naive(const float* __restrict__ in, float* 
 }
 
 // Through a tile in shared memory, both sides along rows; but a warp reads a column of the tile. PAD columns more shift
-// each row by PAD banks.
-template <int PAD>
+// each row by PAD banks. A thread takes ROWS rows, 32 / ROWS apart, in blocks of 32 x (32 / ROWS). <1, 4> is the one to
+// ship: the loads of a thread are on their way together.
+template <int PAD, int ROWS>
 __global__ void transpose_tiled(const float* __restrict__ in, float* __restrict__ out, int n, int k)
 {
     __shared__ float tile[32][32 + PAD];
-    int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 32 + threadIdx.y;
-    if (x < k && y < k) tile[threadIdx.y][threadIdx.x] = in[y * k + x];
-    __syncthreads();
-    x = blockIdx.y * 32 + threadIdx.x;
-    y = blockIdx.x * 32 + threadIdx.y;
-    if (x < k && y < k) out[y * k + x] = tile[threadIdx.x][threadIdx.y];
+    const int left = blockIdx.x * 32, top = blockIdx.y * 32, lane = threadIdx.x;
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = threadIdx.y + i * (32 / ROWS);
+        if (top + row < k && left + lane < k) tile[row][lane] = in[(top + row) * k + left + lane];
+    }
+    __syncthreads();  // the tile is whole
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = threadIdx.y + i * (32 / ROWS);
+        if (left + row < k && top + lane < k) out[(left + row) * k + top + lane] = tile[lane][row];
+    }
 }
 
 // A warp reads every k-th word of shared memory.
@@ -97,21 +104,22 @@ extern "C" __global__ void shared_strided(const float* __restrict__ in, float* _
     if (i < n) out[i] = words[threadIdx.x * k % 1024];
 }
 """
-TILED, PADDED = "transpose_tiled<0>", "transpose_tiled<1>"
-Pattern = namedtuple("Pattern", "name kernel k")
+TILED, PADDED, FOUR_ROWS = TEMPLATES = [f"transpose_tiled<{padding}>" for padding in ("0, 1", "1, 1", "1, 4")]
+Pattern = namedtuple("Pattern", "name kernel k better")  # better: the pattern to compare it with
 PATTERNS = (
-    Pattern("copy", "copy", 0),
-    Pattern("copy float4", "copy_float4", 0),
-    Pattern("copy, 1 float later", "copy_offset", 1),
-    Pattern("copy, every 2nd", "copy_strided", 2),
-    Pattern("copy, every 8th", "copy_strided", 8),
-    Pattern("copy, every 32nd", "copy_strided", 32),
-    Pattern("transpose naive", "transpose_naive", None),
-    Pattern("transpose tiled", TILED, None),
-    Pattern("transpose padded", PADDED, None),
-    Pattern("shared, every 2nd word", "shared_strided", 2),
-    Pattern("shared, every 32nd word", "shared_strided", 32),
-    Pattern("shared, every 33rd word", "shared_strided", 33),
+    Pattern("copy", "copy", 0, "copy float4"),
+    Pattern("copy float4", "copy_float4", 0, None),
+    Pattern("copy, 1 float later", "copy_offset", 1, "copy"),
+    Pattern("copy, every 2nd", "copy_strided", 2, "copy"),
+    Pattern("copy, every 8th", "copy_strided", 8, "copy"),
+    Pattern("copy, every 32nd", "copy_strided", 32, "copy"),
+    Pattern("transpose naive", "transpose_naive", None, "transpose padded"),
+    Pattern("transpose tiled", TILED, None, "transpose padded"),
+    Pattern("transpose padded", PADDED, None, "transpose 4 rows"),
+    Pattern("transpose 4 rows", FOUR_ROWS, None, None),
+    Pattern("shared, every 2nd word", "shared_strided", 2, "shared, every 33rd word"),
+    Pattern("shared, every 32nd word", "shared_strided", 32, "shared, every 33rd word"),
+    Pattern("shared, every 33rd word", "shared_strided", 33, None),
 )
 
 
@@ -119,15 +127,29 @@ PATTERNS = (
 def compiled():
     """KERNEL, compiled once for the current device."""
     options = ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")
-    return Program(KERNEL, "c++", options).compile("cubin", name_expressions=[TILED, PADDED])
+    return Program(KERNEL, "c++", options).compile("cubin", name_expressions=TEMPLATES)
 
 
 def shape_of(pattern, side):
     """(grid, block, n, k) of a pattern on side x side floats."""
     n = side * side
     if pattern.kernel.startswith("transpose"):
-        return (side // 32, side // 32), (32, 32), n, side
+        return (side // 32, side // 32), (32, 8 if pattern.kernel == FOUR_ROWS else 32), n, side
     return (n // (4 if pattern.kernel == "copy_float4" else 1) // 256,), (256,), n, pattern.k
+
+
+def source(pattern, side):
+    """Which element of the input each element of the output is: integers, shape (side * side,)."""
+    i = np.arange(side * side)
+    if pattern.kernel.startswith("transpose"):
+        return i % side * side + i // side
+    if pattern.kernel == "copy_offset":
+        return np.minimum(i + pattern.k, i.size - 1)
+    if pattern.kernel == "copy_strided":
+        return i * pattern.k % i.size
+    if pattern.kernel == "shared_strided":
+        return i % 256 * pattern.k % 1024
+    return i
 
 
 # %% By hand
@@ -135,18 +157,13 @@ COUNTERS = (
     *("global_load_requests", "global_load_sectors", "global_store_requests", "global_store_sectors"),
     *("shared_load_wavefronts", "shared_store_wavefronts"),
 )
-KINDS = "load", "store"
-
-
-def distinct(values):
-    """How many different numbers each row holds."""
-    ordered = np.sort(values, axis=1)
-    return 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
 
 
 def global_memory(index, size=4):
-    """(requests, sectors) when the lanes of each warp, a row of `index`, use elements of `size` bytes."""
-    return len(index), int(distinct(index * size // 32).sum())
+    """(requests, sectors) when the lanes of each warp, a row of `index`, use elements of `size` bytes: a request for
+    each warp, and as many sectors as its lanes touch blocks of 32 bytes."""
+    sector = np.sort(index * size // 32, axis=1)
+    return len(index), int(np.count_nonzero(np.diff(sector, axis=1, prepend=-1)))
 
 
 def wavefronts(word):
@@ -160,24 +177,19 @@ def wavefronts(word):
 
 def by_hand(pattern, side):
     """{counter of METRICS: what the pattern must cost}, from the addresses of its lanes."""
-    n, k = side * side, pattern.k
-    i, lane = np.arange(n).reshape(-1, 32), np.arange(32)
-    loads, stores, size = i, i, 4
+    i, lane = np.arange(side * side).reshape(-1, 32), np.arange(32)
+    loads, stores, size = source(pattern, side).reshape(-1, 32), i, 4
     shared_loads = shared_stores = np.zeros((0, 32), int)  # words of shared memory
     if pattern.kernel == "copy_float4":
         loads, stores, size = i[: len(i) // 4], i[: len(i) // 4], 16
-    elif pattern.kernel == "copy_offset":
-        loads = np.minimum(i + k, n - 1)  # the last lane has nothing to read; its neighbour reads n - 1 as well
-    elif pattern.kernel == "copy_strided":
-        loads = i * k % n
     elif pattern.kernel == "transpose_naive":
-        stores = (i % side) * side + i // side  # along a column
-    elif pattern.kernel.startswith("transpose"):
-        pitch = 32 + (pattern.kernel == PADDED)
+        loads, stores = stores, loads  # it reads along rows, and writes to where a reader along rows would have read
+    elif pattern.kernel in TEMPLATES:
+        loads, pitch = i, 32 if pattern.kernel == TILED else 33
         shared_stores, shared_loads = (np.tile(step * lane, (len(i), 1)) for step in (1, pitch))
     elif pattern.kernel == "shared_strided":
-        loads = shared_stores = np.tile(np.arange(1024).reshape(-1, 32), (n // 256, 1))  # each block fills its words
-        shared_loads = i % 256 * k % 1024
+        shared_loads = loads
+        loads = shared_stores = np.tile(i[:32], (i.size // 256, 1))  # each block of 256 fills its 1024 words
     counts = *global_memory(loads, size), *global_memory(stores, size), *map(wavefronts, (shared_loads, shared_stores))
     return dict(zip(COUNTERS, counts, strict=True))
 
@@ -210,7 +222,7 @@ driver.cuProfilerStop()
 def by_hardware(side):
     """[{counter: value}] of PATTERNS, from ncu. Raises Unavailable where there is none, or no permission."""
     launches = [(pattern.kernel, *shape_of(pattern, side)) for pattern in PATTERNS]
-    job = {"source": KERNEL, "names": [TILED, PADDED], "bytes": 4 * side * side, "launches": launches}
+    job = {"source": KERNEL, "names": TEMPLATES, "bytes": 4 * side * side, "launches": launches}
     found = ncu.profile([sys.executable, "-c", PROGRAM], [METRICS[name] for name in COUNTERS], stdin=json.dumps(job))
     return [{name: int(launched.metrics[METRICS[name]]) for name in COUNTERS} for launched in found]
 
@@ -249,38 +261,29 @@ def random_values(side):
 
 def reference(pattern, values):
     """What a pattern makes of (side, side) values."""
-    flat, i = values.ravel(), np.arange(values.size)
-    if pattern.kernel.startswith("transpose"):
-        return values.T
-    if pattern.kernel == "copy_offset":
-        return np.append(flat[pattern.k :], np.zeros(pattern.k, flat.dtype)).reshape(values.shape)
-    if pattern.kernel == "copy_strided":
-        return flat[i * pattern.k % i.size].reshape(values.shape)
-    if pattern.kernel == "shared_strided":
-        return flat[:1024][i % 256 * pattern.k % 1024].reshape(values.shape)
-    return values
+    return values.ravel()[source(pattern, len(values))].reshape(values.shape)
 
 
 def verify(side):
     """The checks of all patterns on side x side numbers. Raises Mismatch if one is wrong."""
     values = random_values(side)
-    return [check(p.name, run(p, values), np.ascontiguousarray(reference(p, values))) for p in PATTERNS]
+    return [check(pattern.name, run(pattern, values), reference(pattern, values)) for pattern in PATTERNS]
 
 
 def compare(side, counted, by_whom):
     """Print by hand against counted; raise Mismatch where they differ."""
     rows, wrong = [], []
     for pattern, found in zip(PATTERNS, counted, strict=True):
-        expected = by_hand(pattern, side)
-        cells = [f"{found[c]:,}" + " ≠" * (found[c] != expected[c]) for c in COUNTERS]
-        for kind, cell in zip(KINDS, (1, 3), strict=True):
-            each = found[f"global_{kind}_sectors"] / max(found[f"global_{kind}_requests"], 1)
-            cells[cell] += f" ({each:.3g} each)"
+        expected, cells = by_hand(pattern, side), []
+        for name in COUNTERS:
+            requests = found[name.replace("sectors", "requests")]
+            each = f" ({found[name] / max(requests, 1):.3g} each)" if "sectors" in name else ""
+            cells.append(f"{found[name]:,}{each}{' ≠' * (found[name] != expected[name])}")
+            if found[name] != expected[name]:
+                wrong.append(f"{pattern.name}: {name} is {found[name]:,}, by hand {expected[name]:,}")
         rows.append((pattern.name, *cells))
-        different = [c for c in COUNTERS if found[c] != expected[c]]
-        wrong += [f"{pattern.name}: {c} is {found[c]:,}, by hand {expected[c]:,}" for c in different]
     title = f"{side} × {side} floats, counted by {by_whom}; equal to what was worked out by hand unless marked ≠"
-    table(title, ("pattern", *(c.replace("_", " ") for c in COUNTERS)), rows)
+    table(title, ("pattern", *(name.replace("_", " ") for name in COUNTERS)), rows)
     if wrong:
         raise Mismatch("\n".join(wrong))
 
@@ -300,16 +303,17 @@ def benchmark() -> list[Row]:
         side //= 2
     d_in, d_out = gpu.to_device(random_values(side), stream), gpu.empty((side, side), np.float32, stream)
     calls = {p.name: functools.partial(start, pattern=p, side=side, d_in=d_in, d_out=d_out) for p in PATTERNS}
-    rows, times = [], timing.benchmark(calls, stream)
+    rows, kinds, times = [], ("load", "store"), timing.benchmark(calls, stream)
     what = {"section": "1.5.4", "size": f"{side}x{side}", "dtype": "f32", "yardsticks": yardsticks}
     for pattern, found in zip(PATTERNS, counted, strict=True):
         figures = found and {
-            **{f"{k} sectors/request": found[f"global_{k}_sectors"] / found[f"global_{k}_requests"] for k in KINDS},
-            **{f"{k} wavefronts, 1024²": found[f"shared_{k}_wavefronts"] for k in KINDS},
+            **{f"{k} sectors/request": found[f"global_{k}_sectors"] / found[f"global_{k}_requests"] for k in kinds},
+            **{f"{k} wavefronts, 1024²": found[f"shared_{k}_wavefronts"] for k in kinds},
         }
         moved = side * side * (4 if pattern.kernel == "shared_strided" else 8)  # that one reads 1024 numbers only
-        timed = {"name": pattern.name, "timing": times[pattern.name], "bytes": moved, "figures": figures}
-        rows.append(Row.from_timing(**what, **timed))
+        peer = (pattern.better, times[pattern.better]) if pattern.better else None
+        timed = {"name": pattern.name, "timing": times[pattern.name], "bytes": moved, "peer": peer}
+        rows.append(Row.from_timing(**what, **timed, figures=figures))
     return rows
 
 
@@ -331,7 +335,7 @@ def main(argv=None) -> int:
         not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
     print(results.source(rows) if options.bench else f"recorded on {results.source(rows)}, not measured here")
-    results.show(rows)
+    results.show(rows, "Which count explains the time? 'vs peer': the better pattern's time over this one's")
     return 0
 
 

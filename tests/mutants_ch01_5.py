@@ -87,8 +87,8 @@ MUTANTS: list[Mutant] = [
         ("if (q < n / 4)", "if (q <= n / 4)", "154_ragged_vectors"),
         ("(out)[q] = ", "(out)[q ^ 1] = ", "154_every_pattern"),
         # copy_offset
-        ("i + k < n ?", "i + k <= n ?", "154_ragged_vectors"),
-        ("? in[i + k] :", "? in[i + 2 * k] :", "154_every_pattern"),
+        ("in[min(i + k, n - 1)]", "in[min(i + k, n)]", "154_ragged_vectors"),
+        ("in[min(i + k, n - 1)]", "in[min(i + 2 * k, n - 1)]", "154_every_pattern"),
         # copy_strided
         ("(unsigned)i * k & (n - 1)", "(unsigned)i * k & (n - 2)", "154_strided_powers_of_two"),
         ("(unsigned)i * k & (n - 1)", "(unsigned)i & (n - 1)", "154_every_pattern"),
@@ -97,14 +97,12 @@ MUTANTS: list[Mutant] = [
         ("if (x < k && y < k) out[x", "if (x < k && y <= k) out[x", "154_ragged_transposes"),
         # transpose_tiled
         ("tile[32][32 + PAD]", "tile[32][32]", "154_the_simulator_counts_what_is_worked_out"),
-        ("__syncthreads();\n    x = ", "x = ", "154_no_race"),
-        (
-            "y = blockIdx.x * 32 + threadIdx.y;\n    if",
-            "y = blockIdx.y * 32 + threadIdx.y;\n    if",
-            "154_every_pattern",
-        ),
-        ("if (x < k && y < k) out[y", "if (x <= k && y < k) out[y", "154_ragged_transposes"),
-        ("= tile[threadIdx.x][threadIdx.y]", "= tile[threadIdx.y][threadIdx.x]", "154_every_pattern"),
+        ("__syncthreads();  // the tile is whole", "", "154_no_race"),
+        ("out[(left + row) * k + top + lane]", "out[(top + row) * k + left + lane]", "154_every_pattern"),
+        ("if (top + row < k && left", "if (top + row <= k && left", "154_ragged_transposes"),
+        ("left + row < k && top + lane < k", "left + row < k && top + lane <= k", "154_ragged_transposes"),
+        ("= tile[lane][row]", "= tile[row][lane]", "154_every_pattern"),
+        ("= in[(top + row) * k + left + lane]", "= in[(left + row) * k + top + lane]", "154_every_pattern"),
         # shared_strided
         ("w < 1024; w += blockDim.x", "w < 512; w += blockDim.x", "154_every_pattern"),
         ("words[threadIdx.x * k % 1024]", "words[threadIdx.x * k % 512]", "154_every_pattern"),
@@ -113,7 +111,9 @@ MUTANTS: list[Mutant] = [
         # by hand
         ("index * size // 32", "index * size // 64", "154_rules_by_hand"),
         ("prepend=-1))  # each", "prepend=0))  # each", "154_rules_by_hand"),
-        ("pitch = 32 + (pattern.kernel == PADDED)", "pitch = 33", "154_by_hand"),
+        ("i, 32 if pattern.kernel == TILED else 33", "i, 33", "154_by_hand"),
+        ("loads, stores = stores, loads", "pass", "154_by_hand"),
+        ("pattern.better, times[pattern.better]", "pattern.better, times[pattern.name]", "154_rows"),
         ("    if wrong:", "    if not rows:", "154_a_count_that_differs_is_noticed"),
     ),
 ]
