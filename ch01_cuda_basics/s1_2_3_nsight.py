@@ -13,32 +13,29 @@ Key idea
   Name the phases of your program, look at the whole time line first, then at one kernel's counters; and run the
   sanitizer before you believe a result. Without a GPU the simulator finds the same two faults.
 
-Run:      ./run 1.2.3     or     python ch01_cuda_basics/s1_2_3_nsight.py [--size N] [--quick]
-          With --profile it does the job alone, for a tool that watches; with --fault NAME on top, a faulty one.
-Look at:  the command lines, to copy, and what each of their options is for; what each planted fault is reported as,
-          with its source line; that the whole kernel passes.
+Run:      ./run 1.2.3     or     python ch01_cuda_basics/s1_2_3_nsight.py [--quick]
+Look at:  the command lines, to copy; what each planted fault is reported as, with its source line; that the mended
+          kernel passes.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections import namedtuple
-from functools import partial
 
 import numpy as np
 import nvtx
-from cuda.bindings import driver
 
 from common import gpu, ncu
-from common.cli import ReaderError, Unavailable, UsageError, check_fits, header, not_run, parser, run_main
+from common.cli import ReaderError, Unavailable, check_fits, header, not_run, parser, run_main
 from common.doctor import PURPOSE, find_tool
 
 # in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
 from common.report import table
-from common.sections import find
 from common.verify import Mismatch, check, checks_table
 
 NEEDS = ()
@@ -61,14 +58,9 @@ extern "C" __global__ void smooth(const float* __restrict__ x, float* __restrict
 """
 # what is taken out of the kernel, and the tool that has to see it
 FAULTS = {
-    "no-guard": ("    if (i < n)\n", "memcheck"),
-    "no-barrier": ("    __syncthreads();  // the tile is whole\n", "racecheck"),
+    "out of bounds: no guard": ("    if (i < n)\n", "\n", "memcheck"),
+    "race: no barrier": ("    __syncthreads();  // the tile is whole\n", "\n", "racecheck"),
 }
-
-
-def planted(fault):
-    """The kernel with one of FAULTS: without a line that it needs, its place left empty. Without a fault for None."""
-    return KERNEL if fault is None else KERNEL.replace(FAULTS[fault][0], "\n")
 
 
 # %% The reference
@@ -98,27 +90,43 @@ def smooth(x, source=KERNEL):
             return d_y.to_host(stream)
 
 
-# %% A program that the tools can start: this script, which does the job alone
-def watched(n, fault):
-    """The job between the two calls that tell ncu what to count. UsageError without a GPU, which the tools need."""
-    if gpu.SIMULATED:
-        raise UsageError("--profile is for the tools, and they need a GPU")
-    gpu.open_device()
-    driver.cuProfilerStart()
-    smooth(random_vector(n), planted(fault))
-    driver.cuProfilerStop()
+# %% The same as a program that the tools can start
+PROGRAM = r"""
+import json, sys
+import numpy as np
+import nvtx
+from cuda.bindings import driver
+from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+
+job = json.load(sys.stdin)
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+x = np.random.default_rng(123).standard_normal(job["n"], dtype=np.float32)
+with nvtx.annotate("compile", domain="book"):
+    options = ProgramOptions(std="c++17", arch=f"sm_{device.arch}", lineinfo=True)
+    kernel = Program(job["source"], "c++", options).compile("cubin").get_kernel("smooth")
+with nvtx.annotate("copy in", domain="book"):
+    d_x, d_y = (device.allocate(x.nbytes, stream=stream) for _ in range(2))
+    d_x.copy_from(Buffer.from_handle(x.ctypes.data, x.nbytes, owner=x), stream=stream)
+driver.cuProfilerStart()
+with nvtx.annotate("kernel", domain="book"):
+    launch(stream, LaunchConfig(grid=-(-x.size // 256), block=256), kernel, d_x, d_y, np.int64(x.size))
+    stream.sync()
+driver.cuProfilerStop()
+"""
+CHILD = [sys.executable, "-c", PROGRAM]
 
 
-def child(n, fault=None):
-    """The command line that starts `watched` in a process of its own."""
-    program = [sys.executable, str(find("1.2.3").path), "--profile", f"--size={n}"]
-    return program if fault is None else [*program, f"--fault={fault}"]
+def job_for(n, source=KERNEL):
+    """What PROGRAM reads from its standard input."""
+    return json.dumps({"n": n, "source": source})
 
 
-def run(command):
+def run(command, job=""):
     """What subprocess.run gives for a command line; the program that it starts finds what this process finds."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, input=job, env=environment, capture_output=True, text=True)
 
 
 def tool(name):
@@ -137,27 +145,13 @@ def nsys_commands(nsys, program, report):
 
 
 def sanitizer_command(sanitizer, kind, program):
-    """Check a program: memcheck, racecheck, initcheck or synccheck."""
+    """Check a program: memcheck, racecheck, initcheck or synccheck. Exit code 9 if only the tool finds something.
+
+    Calls of the driver that fail are not reported: cuda.bindings asks it for functions that it may lack.
+    """
     return [sanitizer, f"--tool={kind}", "--error-exitcode=9", "--report-api-errors=no", *program]
 
 
-EXPLAINED = {
-    "--trace": "record CUDA calls, copies and kernels, and NVTX ranges",
-    "--force-overwrite": "replace an older report",
-    "--output": "the report: nsys-ui shows it as a time line",
-    "--report": "the time in kernels, and in NVTX ranges",
-    "--force-export": "do not take the sums of an older report",
-    "--clock-control": "leave the clocks as they are; ncu would lock them to the base clock",
-    "--profile-from-start": "off: count from cuProfilerStart to cuProfilerStop only",
-    "--csv": "for a program to read; without it for people",
-    "--page": "raw: a row for each launch, a column for each metric",
-    "--print-units": "base: bytes and nanoseconds, not kilobytes or milliseconds",
-    "--metrics": "what to count; ncu --query-metrics lists what there is. Or --set full, without --csv and --page",
-    "--log-file": "apart from what the program prints",
-    "--tool": "memcheck: out of bounds, misaligned; racecheck: shared memory; also initcheck and synccheck",
-    "--error-exitcode": "the exit code when something was found",
-    "--report-api-errors": "no: cuda.bindings asks the driver for functions that it may lack, which is no fault",
-}
 METRICS = {
     "kernel time, ns": "gpu__time_duration.sum",
     "DRAM bytes": "dram__bytes.sum",
@@ -168,52 +162,43 @@ METRICS = {
 
 
 def show_commands():
-    """The command lines, under the question that each answers, and what their options are for."""
-    program, explained = ["python", find("1.2.3").file, "--profile"], set()
+    """The command lines for `python program.py`, under the question that each answers."""
+    program = ["python", "program.py"]
+    count = ncu.command("ncu", program, list(METRICS.values())[:2], "counters.csv")
+    memcheck, racecheck = (sanitizer_command("compute-sanitizer", k, program) for k in ("memcheck", "racecheck"))
     questions = {
         "when is what done? the whole time line, and its sums": nsys_commands("nsys", program, "timeline"),
-        "how does a kernel use the hardware?": [
-            ncu.command("ncu", program, list(METRICS.values())[:2], "counters.csv")
-        ],
-        **{
-            f"what is wrong with a kernel? ({fault})": [
-                sanitizer_command("compute-sanitizer", kind, [*program, f"--fault={fault}"])
-            ]
-            for fault, (_, kind) in FAULTS.items()
-        },
+        "how does a kernel use the hardware? those between cuProfilerStart and cuProfilerStop": [count],
+        "does it touch memory that is not its own?": [memcheck],
+        "do threads of a block race?": [racecheck],
     }
     print("\nThe command lines")
     for question, commands in questions.items():
         print(f"  {question}", *map(" ".join, commands), sep="\n      ")
-        names = [word.partition("=")[0] for command in commands for word in command]
-        for name in [name for name in names if name in EXPLAINED and name not in explained]:
-            explained.add(name)
-            print(f"          {name:<22}{EXPLAINED[name]}")
     print()
 
 
 # %% Run them
 def show_nsys(n):
-    """Print what nsys sums up of the job. Raises Unavailable without nsys."""
+    """Print what nsys sums up of PROGRAM. Raises Unavailable without nsys."""
     nsys = tool("nsys")
     with tempfile.TemporaryDirectory() as folder:
-        for command in nsys_commands(nsys, child(n), f"{folder}/timeline"):
-            done = run(command)
+        for command in nsys_commands(nsys, CHILD, f"{folder}/timeline"):
+            done = run(command, job_for(n))  # the second reads nothing
             if done.returncode:
                 raise ReaderError(f"nsys {command[1]}: exit code {done.returncode}\n{done.stderr[-1000:]}")
     print(done.stdout)
 
 
 def show_ncu(n):
-    """Print METRICS of the job's kernel. Raises Unavailable without ncu or the permission to count."""
-    (launched,) = ncu.profile(child(n), list(METRICS.values()))
+    """Print METRICS of the kernel of PROGRAM. Raises Unavailable without ncu or the permission to count."""
+    (launched,) = ncu.profile(CHILD, list(METRICS.values()), stdin=job_for(n))
     rows = [(name, f"{launched.metrics[metric]:,.6g}") for name, metric in METRICS.items()]
     table(f"ncu on {launched.kernel}", ("metric", "value"), rows)
 
 
 # %% Faults: what the sanitizer says on a GPU, and the simulator without one
 Finding = namedtuple("Finding", "what kernel line thread block")
-SAMPLE = 1000  # elements: no multiple of the block, so that the guard is needed, and few, for the tools are slow
 
 
 def read_sanitizer(text):
@@ -230,9 +215,9 @@ def read_sanitizer(text):
     return found
 
 
-def sanitize(fault, kind):
-    """[Finding] of compute-sanitizer's tool `kind` in the job. Raises Unavailable without it."""
-    done = run(sanitizer_command(tool("compute-sanitizer"), kind, child(SAMPLE, fault)))
+def sanitize(n, source, kind):
+    """[Finding] of compute-sanitizer's tool `kind` in PROGRAM with this kernel. Raises Unavailable without it."""
+    done = run(sanitizer_command(tool("compute-sanitizer"), kind, CHILD), job_for(n, source))
     found = read_sanitizer(done.stdout)
     if "SUMMARY" not in done.stdout or (done.returncode and not found):
         said = f"{done.stdout[-800:]}{done.stderr[-800:]}"
@@ -240,17 +225,17 @@ def sanitize(fault, kind):
     return found
 
 
-def simulate(fault, kind):
+def simulate(n, source, kind):
     """The same from the simulator, which needs no `kind`: its fault, or its races."""
     from common.simt import api
     from common.simt.races import watching
 
     with watching() as races:
         try:
-            smooth(random_vector(SAMPLE), planted(fault))
-        except gpu.CUDAError as error:
+            smooth(np.ones(n, np.float32), source)
+        except gpu.CUDAError as fault:
             api.reset()  # a fault sticks to the device; a GPU would need a new process
-            return [read_simulator(str(error))]
+            return [read_simulator(str(fault))]
     return [read_simulator(str(race)) for race in races]
 
 
@@ -261,25 +246,28 @@ def read_simulator(text):
     return Finding(what, kernel, int(line), thread, block)
 
 
-def diagnose():
+def diagnose(n):
     """[(fault, tool, Finding)]; each planted fault must be found, and the whole kernel must pass both tools. Raises
     Mismatch if not, Unavailable without compute-sanitizer on a GPU."""
     examine, rows = simulate if gpu.SIMULATED else sanitize, []
-    for fault, (_, kind) in FAULTS.items():
-        if not (found := examine(fault, kind)):
-            raise Mismatch(f"{fault}: {kind} found nothing")
-        if clean := examine(None, kind):
+    for name, (old, new, kind) in FAULTS.items():
+        found = examine(n, KERNEL.replace(old, new), kind)
+        if not found:
+            raise Mismatch(f"{name}: {kind} found nothing")
+        rows.append((name, kind, found[0]))
+        if clean := examine(n, KERNEL, kind):
             raise Mismatch(f"the whole kernel: {kind} found {clean[0].what}")
-        rows.append((fault, kind, found[0]))
     return rows
 
 
-def show_faults():
-    """Print what is found of the planted faults, and the lines that are named."""
-    rows = diagnose()
+def show_faults(_):
+    """Print what is found of the planted faults; a small vector will do."""
+    rows = diagnose(1000)
     title = f"Planted faults, as {'the simulator' if gpu.SIMULATED else 'compute-sanitizer'} reports them"
-    cells = [(fault, kind, *(part or "" for part in found)) for fault, kind, found in rows]
-    table(f"{title}; the whole kernel passes", ("fault", "tool", *Finding._fields), cells)
+    columns = ("fault", "tool", *Finding._fields)
+    table(
+        f"{title}; the whole kernel passes", columns, [(*row, *(cell or "" for cell in found)) for *row, found in rows]
+    )
     for line in sorted({found.line for *_, found in rows if found.line}):
         print(f"line {line}: {KERNEL.splitlines()[line - 1].strip()}")
 
@@ -298,23 +286,16 @@ def verify(n):
 
 # %% Run
 def main(argv=None) -> int:
-    arguments = parser(__doc__, size=1_000_003, quick_size=20_003, bench=False)
-    arguments.add_argument("--profile", action="store_true", help="only the job, for a tool that watches")
-    arguments.add_argument("--fault", choices=FAULTS, help="with --profile: the job with a fault in its kernel")
-    options = arguments.parse_args(argv)
+    options = parser(__doc__, size=1_000_003, quick_size=20_003, bench=False).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
     check_fits(8 * options.size)
-    if options.profile:
-        watched(options.size, options.fault)
-        return 0
     checks_table(verify(options.size))
     show_commands()
     if gpu.SIMULATED:
         not_run("nsys and ncu: they need a GPU")
-    tools = [] if gpu.SIMULATED else [partial(show_nsys, options.size), partial(show_ncu, options.size)]
-    for show in (*tools, show_faults):
+    for show in (show_faults,) if gpu.SIMULATED else (show_nsys, show_ncu, show_faults):
         try:
-            show()
+            show(options.size)
         except Unavailable as missing:
             print(missing)
     return 0

@@ -195,7 +195,10 @@ def _run(yardsticks: Yardsticks) -> tuple[str, dict[str, Any]]:
 
 
 def _commit() -> str:
-    """The commit, with -dirty where code differs from it. $CUDA_BOOK_COMMIT says it where git cannot."""
+    """The commit, with -dirty where code differs from it; $CUDA_BOOK_COMMIT where that says it, for a copy without git
+    or with another one's."""
+    if stated := os.environ.get("CUDA_BOOK_COMMIT"):
+        return stated
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -206,7 +209,7 @@ def _commit() -> str:
         dirty = git("status", "--porcelain", "--untracked-files=no", "--", *code)
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("CUDA_BOOK_COMMIT") or "unknown"
+        return "unknown"
 
 
 def _driver_version() -> str:

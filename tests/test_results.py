@@ -248,6 +248,7 @@ def test_the_commit_says_dirty_for_code_and_not_for_its_own_output(tmp_path, mon
     assert results._commit() == "unknown"
     monkeypatch.setenv("CUDA_BOOK_COMMIT", "1234567")
     assert results._commit() == "1234567"
+    monkeypatch.delenv("CUDA_BOOK_COMMIT")
     git("init")
     (tmp_path / "results").mkdir()
     (tmp_path / "ch01").mkdir()
