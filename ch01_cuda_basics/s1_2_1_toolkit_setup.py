@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from common import gpu
-from common.cli import ReaderError, header, parser, run_main
+from common.cli import ReaderError, check_fits, header, parser, run_main
 from common.doctor import PURPOSE, TOOLS, find_tool
 
 # in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
@@ -270,6 +270,7 @@ def verify(n, target):
 def main(argv=None) -> int:
     options = parser(__doc__, size=100_003, quick_size=20_003, bench=False).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
+    check_fits(20 * options.size)
     (toolkit, targets), driver, found = compiler_version(), driver_version(), versions()
     rows = [("Python", f"{platform.python_version()}, {sys.executable}")]
     told = f"{driver_release()}, for CUDA up to {dotted(driver)}" if driver else "none: libcuda.so.1 is missing"

@@ -161,7 +161,7 @@ def three_x_plus_1(x, kind=from_pool):
     the simulator."""
     if x.dtype != np.float32 or x.ndim != 1 or x.size == 0:
         raise ValueError(f"expected a float32 vector that is not empty, got {x.dtype} of shape {x.shape}")
-    _, stream = gpu.open_device()
+    x, (_, stream) = np.ascontiguousarray(x), gpu.open_device()
     with allocated(kind, x.nbytes) as source, allocated(kind, x.nbytes) as target:
         Device().sync()  # the pool allocates in the order of the default stream, the work below is on another
         write(source, x, stream)

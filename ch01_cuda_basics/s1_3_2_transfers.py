@@ -161,7 +161,15 @@ def pitched_and_back(image):
 
 
 def rectangle(image, top, left, shape, how=rows_in):
-    """The checksum, taken on the device, of a rectangle of a uint32 image: uint64, shape (2,)."""
+    """The checksum, taken on the device, of a rectangle of a uint32 image: uint64, shape (2,).
+
+    ValueError unless the image is contiguous uint32 (height, width) and the rectangle, of `shape`, lies inside it.
+    """
+    inside = image.ndim == 2 and min(top, left) >= 0 and min(shape) > 0
+    inside = inside and top + shape[0] <= image.shape[0] and left + shape[1] <= image.shape[1]
+    if image.dtype != np.uint32 or not image.flags.c_contiguous or not inside:
+        place = f"{shape} at ({top}, {left})"
+        raise ValueError(f"expected contiguous uint32 and a rectangle inside, got {image.dtype} {image.shape}, {place}")
     device, stream = gpu.open_device()
     d_rectangle = device.allocate(4 * shape[0] * shape[1], stream=stream)
     how(image, top, left, d_rectangle, shape, stream)

@@ -204,13 +204,16 @@ def padded(values, name):
 
 def jacobi(values, block, name=None, grid=None):
     """One step for float32 values in 2 or 3 dimensions, not empty. `block` has x first, and as many extents; for the
-    kernels in PITCHED 32 in x. ValueError if not so, CUDAError for a block or grid the GPU refuses.
+    kernels in PITCHED 32 in x and 1 in z. Only jacobi_2d_stride takes a grid, and needs one. ValueError if not so,
+    CUDAError for a block or grid the GPU refuses.
     """
     name = name or f"jacobi_{values.ndim}d"
     if values.dtype != np.float32 or values.size == 0 or not 2 <= values.ndim == len(block) <= 3:
         raise ValueError(f"expected float32 and a block of 2 or 3 extents, got {values.dtype} {values.shape}, {block}")
-    if name in PITCHED and block[0] != 32:
-        raise ValueError(f"{name} needs blocks of 32 threads in x, got {block}")
+    if name in PITCHED and (block[0] != 32 or block[2:] not in ((), (1,))):
+        raise ValueError(f"{name} needs blocks of 32 threads in x, got {block}, and of one in z")
+    if (grid is not None) != (name == "jacobi_2d_stride"):
+        raise ValueError("jacobi_2d_stride needs a grid, and no other kernel takes one")
     _, stream = gpu.open_device()
     d_in = gpu.to_device(padded(values, name), stream)
     d_out = gpu.empty(d_in.shape, np.float32, stream)

@@ -183,7 +183,9 @@ def _host_buffer(array: np.ndarray) -> Buffer:
 
 
 def copy_to_buffer(buffer: Buffer, array: np.ndarray, stream: Stream) -> None:
-    """Copy a contiguous host array into a buffer of the same size in bytes, and wait."""
+    """Copy a contiguous host array into a buffer of the same size in bytes, and wait. ValueError for another array."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"the array is not contiguous: shape {array.shape}, strides {array.strides}")
     buffer.copy_from(_host_buffer(array), stream=stream)
     stream.sync()
 

@@ -76,6 +76,17 @@ def test_131_bad_input() -> None:
             section("1.3.1").three_x_plus_1(np.asarray(x))
 
 
+def test_131_input_that_is_not_contiguous() -> None:
+    s, (_, stream) = section("1.3.1"), gpu.open_device()
+    x = s.random_vector(1000)
+    for name, kind in s.KINDS.items():
+        for part in (x[::2], x[::-1]):
+            if not (gpu.SIMULATED and name == "managed"):
+                np.testing.assert_allclose(s.three_x_plus_1(part, kind), s.reference(part), rtol=0, atol=8 * 2.0**-24)
+    with pytest.raises(ValueError, match="not contiguous"):
+        gpu.copy_to_buffer(gpu.empty(500, np.float32, stream).buffer, x[::2], stream)
+
+
 def test_131_memory_is_given_back_even_after_an_error() -> None:
     s, _ = section("1.3.1"), gpu.open_device()
     s.three_x_plus_1(s.random_vector(10))  # what a first use keeps
@@ -203,6 +214,17 @@ def test_132_rectangles(top: int, left: int, shape: tuple[int, int]) -> None:
             assert gpu.SIMULATED and how is s.rectangle_in
             continue
         np.testing.assert_array_equal(sums, s.reference(part), err_msg=how.__name__)
+
+
+def test_132_rectangles_that_cannot_be() -> None:
+    s = section("1.3.2")
+    image = s.random_words(40, 70)
+    for bad in (image.T, image[:, ::2], image.view(np.uint8), image.view(np.float32)):
+        with pytest.raises(ValueError, match="expected contiguous uint32"):
+            s.rectangle(bad, 3, 4, (7, 9))
+    for top, left, shape in ((3, 65, (7, 9)), (-3, 4, (7, 9)), (35, 4, (7, 9)), (0, 0, (0, 3))):
+        with pytest.raises(ValueError, match="rectangle inside"):
+            s.rectangle(image, top, left, shape)
 
 
 @pytest.mark.gpu

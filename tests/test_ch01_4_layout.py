@@ -250,3 +250,15 @@ def outputs(number: str) -> list[np.ndarray]:
 @pytest.mark.gpu
 def test_142_gpu_and_simulator_agree(tmp_path: Path) -> None:
     assert_both_agree(outputs("1.4.2"), on_the_simulator(__name__, "1.4.2", tmp_path))
+
+
+def test_142_blocks_and_grids_that_would_leave_points_out() -> None:
+    s = section("1.4.2")
+    cube, plane = s.random_values((17, 5, 121)), s.random_values((90, 90))
+    for block in ((32, 2, 2), (32, 1, 4)):
+        with pytest.raises(ValueError, match="one in z"):
+            s.jacobi(cube, block, "jacobi_3d_march")
+    with pytest.raises(ValueError, match="no other kernel takes one"):
+        s.jacobi(plane, (32, 8), grid=(1, 1))
+    with pytest.raises(ValueError, match="needs a grid"):
+        s.jacobi(plane, (32, 8), "jacobi_2d_stride")
