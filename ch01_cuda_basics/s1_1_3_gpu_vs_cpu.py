@@ -216,12 +216,9 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(16 * options.size)
     checks_table(verify(options.size))
-    rows = benchmark() if options.bench else results.recorded("1.1.3")
+    rows, source = results.measured_or_recorded("1.1.3", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source = results.source(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
         lines = {name: {2**k: s for k, s in curve.items()} for name, curve in curves(rows, "NumPy", "GPU").items()}

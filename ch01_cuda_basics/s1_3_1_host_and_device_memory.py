@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from common import gpu, results, timing
-from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
+from common.cli import Unavailable, check_fits, header, parser, run_main
 
 # in your own code: from cuda.core import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
 from common.gpu import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
@@ -295,11 +295,9 @@ def main(argv=None) -> int:
         ("the device", "works on: verified"),
     ]
     table("Out of memory", ("what", "found"), rows)
-    rows = benchmark() if options.bench else results.recorded("1.3.1")
+    rows, _ = results.measured_or_recorded("1.3.1", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    print(results.source(rows) if options.bench else f"recorded on {results.source(rows)}, not measured here")
     results.show(rows)
     return 0
 

@@ -23,7 +23,7 @@ import time
 import numpy as np
 
 from common import gpu, results, timing
-from common.cli import Unavailable, check_fits, header, not_run, parser, run_main
+from common.cli import Unavailable, check_fits, header, parser, run_main
 
 # in your own code: from cuda.core import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
 from common.gpu import Buffer, LaunchConfig, LegacyPinnedMemoryResource, launch
@@ -379,12 +379,9 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(4 * options.size)
     checks_table(verify(options.size))
-    rows = benchmark() if options.bench else results.recorded("1.3.2")
+    rows, source = results.measured_or_recorded("1.3.2", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source = results.source(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
         rates = {name: {n: n / t for n, t in curve.items()} for name, curve in curves(rows).items()}

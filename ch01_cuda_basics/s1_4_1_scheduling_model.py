@@ -269,12 +269,9 @@ def main(argv=None) -> int:
     show_placement()
     if gpu.SIMULATED:
         not_run("when each block ran: the simulator has no clock")
-    rows = benchmark() if options.bench else results.recorded("1.4.1")
+    rows, source = results.measured_or_recorded("1.4.1", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source = results.source(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
         plot(rows, source)

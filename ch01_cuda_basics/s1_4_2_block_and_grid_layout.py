@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from common import gpu, results, timing
-from common.cli import check_fits, header, not_run, parser, run_main
+from common.cli import check_fits, header, parser, run_main
 
 # in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
@@ -380,12 +380,9 @@ def main(argv=None) -> int:
     if gpu.SIMULATED:
         values = random_values((n, n + 5))
         show_counts("Counted", {f"block {x}×{y}": lambda b=(x, y): jacobi(values, b) for x, y in SHOWN})
-    rows = benchmark() if options.bench else results.recorded("1.4.2")
+    rows, source = results.measured_or_recorded("1.4.2", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source = results.source(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
         plot(rows, source)

@@ -22,7 +22,7 @@ from collections import namedtuple
 import numpy as np
 
 from common import gpu, results, timing
-from common.cli import check_fits, header, not_run, parser, run_main
+from common.cli import check_fits, header, parser, run_main
 
 # in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
@@ -296,12 +296,10 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(32 * options.size)
     checks_table(verify(options.size))
-    rows = benchmark() if options.bench else results.recorded("1.5.1")
+    rows, source = results.measured_or_recorded("1.5.1", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source, ceilings = results.source(rows), ceilings_of(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
+    ceilings = ceilings_of(rows)
     report(rows, ceilings)
     if options.plot:
         plot(rows, ceilings, source)

@@ -180,6 +180,22 @@ def run(call):
     return [a for a in call if isinstance(a, gpu.DeviceArray)][-1].to_host(stream)
 
 
+# %% The references
+def reference_sums(x, threads):
+    """float64 (threads,): thread t adds up the groups of 4 numbers t, t + threads, t + 2 threads, ... of x."""
+    steps = -(-x.size // (4 * threads))
+    padded = np.pad(x.astype(np.float64), (0, 4 * threads * steps - x.size))
+    return padded.reshape(steps, threads, 4).sum(axis=(0, 2))
+
+
+def reference_chase(ring):
+    """int32 (1,): where HOPS steps along the ring lead from 0."""
+    at = 0
+    for _ in range(HOPS):
+        at = ring[at]
+    return np.array([at])
+
+
 # %% Verify and measure
 def random(*shape):
     """Numbers in [-1, 1). After 2^20 they repeat."""
@@ -193,15 +209,13 @@ def scattered_ring(log):
 
 def verify(n):
     """The checks of all kernels, on 4 n elements and on matrices of about n. Raises Mismatch if one is wrong."""
-    x, y, a, ring, at = random(4 * n), random(4 * n)[::-1].copy(), random(*[math.isqrt(n)] * 2), scattered_ring(12), 0
+    x, y, a, ring = random(4 * n), random(4 * n)[::-1].copy(), random(*[math.isqrt(n)] * 2), scattered_ring(12)
     steps, x64, sums = -(-n // (3 * BLOCK)), x.astype(np.float64), np.zeros(3 * BLOCK, np.float32)
-    parts = np.pad(x64, (0, 12 * BLOCK * steps - 4 * n)).reshape(steps, sums.size, 4).sum(axis=(0, 2))
-    for _ in range(HOPS):
-        at = ring[at]
     # float32 rounds by 2^-24 of what it has: up to 3.5 in saxpy, below the number of additions in a sum
     cases = [(vectors("copy", x, y), x, 0), (vectors("saxpy", x, y, A), A * x64 + y, 3e-7)]
     cases.append((matmul(a, a, np.zeros_like(a)), a.astype(np.float64) @ a, 6e-8 * len(a) ** 1.5))
-    cases.append((chase(ring, np.zeros(1, np.int32)), np.array([at]), 0))
+    cases.append((chase(ring, np.zeros(1, np.int32)), reference_chase(ring), 0))
+    parts = reference_sums(x, sums.size)
     cases += [(partial_sums(x, sums, loads), parts, 4e-7 * steps) for loads in LOADS]
     return [check(call[0], run(call), expected, atol=atol) for call, expected, atol in cases]
 
@@ -313,12 +327,9 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(64 * options.size)
     checks_table(verify(options.size))
-    rows = benchmark() if options.bench else results.recorded("1.5.2")
+    rows, source = results.measured_or_recorded("1.5.2", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    source = results.source(rows)
-    print(source if options.bench else f"recorded on {source}, not measured here")
     report(rows)
     if options.plot:
         plot(rows, source)

@@ -330,11 +330,9 @@ def main(argv=None) -> int:
         print(missing)
     if gpu.SIMULATED:
         not_run("ncu: hardware counters need a GPU")
-    rows = benchmark() if options.bench else results.recorded("1.5.4")
+    rows, _ = results.measured_or_recorded("1.5.4", benchmark, options.bench)
     if not rows:
-        not_run(f"{results.NOTHING}, so nothing to show", "./run bench 1, on a machine with a GPU")
         return 0
-    print(results.source(rows) if options.bench else f"recorded on {results.source(rows)}, not measured here")
     results.show(rows, "Which count explains the time? 'vs peer': the better pattern's time over this one's")
     return 0
 

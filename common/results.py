@@ -311,6 +311,18 @@ def measure(benchmark: Callable[[], list[Row]], wanted: bool) -> list[Row]:
     return rows
 
 
+def measured_or_recorded(number: str, benchmark: Callable[[], list[Row]], wanted: bool) -> tuple[list[Row], str]:
+    """The rows that a section explains, and their source: what its `benchmark` measures where that is `wanted` (a
+    script's options.bench), else the reference file's. Prints the source; where there are no rows, how to get them."""
+    rows = benchmark() if wanted else recorded(number)
+    if not rows:
+        not_run(f"{NOTHING}, so nothing to show", f"./run bench {number.split('.')[0]}, on a machine with a GPU")
+        return [], ""
+    origin = source(rows)
+    print(origin if wanted else f"recorded on {origin}, not measured here")
+    return rows, origin
+
+
 def show(rows: Sequence[Row], title: str = "") -> None:
     """Print rows that were just measured as a table."""
     table(title, *_cells(rows))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import sections
+from common import results, sections
 from common.__main__ import load_module
 from common.cli import OK, exit_code
 from common.sections import ROOT
@@ -53,6 +53,15 @@ def plots(printed: str) -> list[Path]:
     paths = [Path(name) for name in re.findall(r"^plot: (.*)$", printed, flags=re.MULTILINE)]
     assert all(path.stat().st_size > 10_000 for path in paths)
     return paths
+
+
+def recorded_as(rows: list[results.Row], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `rows` what was recorded, on another GPU."""
+    path = folder / "nvidia_test.json"
+    run = {"date": "2031-02-03T00:00:00Z", "copy_gbps": 4000.0, "fma_tflops": 60.0}
+    results.merge(path, "NVIDIA Test", "run", run, rows)
+    monkeypatch.setattr(results, "REFERENCE", path)
+    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
 
 
 def cell(number: str, title: str) -> str:

@@ -25,6 +25,7 @@ from tests.chapter import (
     on_the_simulator,
     output_of,
     plots,
+    recorded_as,
     section,
     vectors,
 )
@@ -368,10 +369,7 @@ def test_113_the_peer_is_the_faster_numpy(measured: list[results.Row]) -> None:
 def test_113_recorded_figures_are_shown_with_gpu_and_date(
     measured: list[results.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nvidia_test.json"
-    results.merge(path, "NVIDIA Test", "run", {"date": "2031-02-03T00:00:00Z"}, measured)
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    recorded_as(measured, tmp_path, monkeypatch)
     printed = output_of("1.1.3", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     assert re.search(r"n +NumPy, 1 thread +NumPy, \d+ threads? +GPU, ", printed)

@@ -13,7 +13,7 @@ import pytest
 from common import gpu, results, timing
 from common.cli import Unavailable
 from common.verify import Mismatch, check
-from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, section
+from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, recorded_as, section
 
 # --- 1.3.3 ----------------------------------------------------------------------------------------------------
 
@@ -435,10 +435,7 @@ def pipeline_rows() -> list[results.Row]:
 def test_134_recorded_figures_are_shown_with_gpu_and_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nvidia_test.json"
-    results.merge(path, "NVIDIA Test", "run", {"date": "2031-02-03T00:00:00Z"}, pipeline_rows())
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    recorded_as(pipeline_rows(), tmp_path, monkeypatch)
     printed = output_of("1.3.4", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     # the best pipeline took 12.5 ms, the slowest stage 10 ms

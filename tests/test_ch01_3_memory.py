@@ -20,19 +20,9 @@ from tests.chapter import (
     on_the_simulator,
     output_of,
     plots,
+    recorded_as,
     section,
 )
-
-RUN = {"date": "2031-02-03T00:00:00Z"}
-
-
-def record(rows: list[results.Row], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let these rows be what was recorded."""
-    results.merge(path, "NVIDIA Test", "run", RUN, rows)
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
-    monkeypatch.setattr(results, "source", lambda rows: "NVIDIA Test, 2031-02-03")
-
 
 # --- 1.3.1 ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +147,7 @@ def test_131_recorded_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("allocate, free: device", "kernel reads: device")
-    record([results.Row("1.3.1", name, "64 MiB", "f32", 1e-3, 0.0) for name in names], tmp_path / "r.json", monkeypatch)
+    recorded_as([results.Row("1.3.1", name, "64 MiB", "f32", 1e-3, 0.0) for name in names], tmp_path, monkeypatch)
     printed = output_of("1.3.1", "--quick", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     assert all(name in printed for name in names)
@@ -266,7 +256,7 @@ def test_132_the_model_is_found() -> None:
 def test_132_recorded_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    record(made_up(), tmp_path / "r.json", monkeypatch)
+    recorded_as(made_up(), tmp_path, monkeypatch)
     printed = output_of("1.3.2", "--quick", "--plot", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     assert re.search(r"pinned to device +10\.0 µs +50\.0 GB/s +500 kB", printed)

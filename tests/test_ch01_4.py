@@ -11,7 +11,16 @@ import pytest
 
 from common import gpu, results
 from common.verify import Mismatch
-from tests.chapter import SIZES, assert_both_agree, bad_vectors, on_the_simulator, output_of, plots, section
+from tests.chapter import (
+    SIZES,
+    assert_both_agree,
+    bad_vectors,
+    on_the_simulator,
+    output_of,
+    plots,
+    recorded_as,
+    section,
+)
 
 # --- 1.4.1 ----------------------------------------------------------------------------------------------------
 
@@ -145,10 +154,7 @@ def staircase_rows() -> list[results.Row]:
 def test_141_recorded_figures_are_shown_with_gpu_and_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nvidia_test.json"
-    results.merge(path, "NVIDIA Test", "run", {"date": "2031-02-03T00:00:00Z"}, staircase_rows())
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    recorded_as(staircase_rows(), tmp_path, monkeypatch)
     printed = output_of("1.4.1", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     predicted = r"\(predicted 2.00×, 1.50×, 1.33×\)"

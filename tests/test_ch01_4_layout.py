@@ -10,7 +10,7 @@ import pytest
 
 from common import gpu, results
 from common.verify import Mismatch, check
-from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, section
+from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, recorded_as, section
 
 
 def test_142_reference_by_hand() -> None:
@@ -196,10 +196,7 @@ def shape_rows() -> list[results.Row]:
 def test_142_recorded_figures_are_shown_with_gpu_and_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nvidia_test.json"
-    results.merge(path, "NVIDIA Test", "run", {"date": "2031-02-03T00:00:00Z"}, shape_rows())
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    recorded_as(shape_rows(), tmp_path, monkeypatch)
     printed = output_of("1.4.2", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     assert re.search(r"^ *16×16 +100% +8 +12.0% ", printed, flags=re.MULTILINE)

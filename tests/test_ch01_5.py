@@ -15,7 +15,7 @@ import pytest
 from common import gpu, results, timing
 from common.cli import USAGE, exit_code
 from common.verify import Mismatch
-from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, section, vectors
+from tests.chapter import assert_both_agree, on_the_simulator, output_of, plots, recorded_as, section, vectors
 
 # --- 1.5.1 ----------------------------------------------------------------------------------------------------
 
@@ -148,14 +148,6 @@ def measured_151(monkeypatch: pytest.MonkeyPatch) -> list[results.Row]:
     return s.benchmark()
 
 
-def recorded_as(rows: list[results.Row], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `rows` what was recorded on another GPU."""
-    run = {"date": "2031-02-03T00:00:00Z", "copy_gbps": 4000.0, "fma_tflops": 60.0}
-    results.merge(path, "NVIDIA Test", "run", run, rows)
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
-
-
 def test_151_rows(measured_151: list[results.Row]) -> None:
     rows = {(row.name, row.dtype): row for row in measured_151}
     assert len(rows) == len(measured_151) == 23
@@ -167,7 +159,7 @@ def test_151_rows(measured_151: list[results.Row]) -> None:
 def test_151_recorded_figures_are_shown_with_gpu_and_date(
     measured_151: list[results.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recorded_as(measured_151, tmp_path / "nvidia_test.json", monkeypatch)
+    recorded_as(measured_151, tmp_path, monkeypatch)
     monkeypatch.setattr(timing, "yardsticks", None)  # nothing of this machine may be needed
     printed = output_of("1.5.1", "--size", "1000", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
@@ -344,7 +336,7 @@ def test_152_rows(measured_152: list[results.Row]) -> None:
 def test_152_recorded_figures_are_shown_with_gpu_and_date(
     measured_152: list[results.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recorded_as(measured_152, tmp_path / "nvidia_test.json", monkeypatch)
+    recorded_as(measured_152, tmp_path, monkeypatch)
     printed = output_of("1.5.2", "--size", "100", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
     assert re.search(r"GB/s +5000 +4000 +device copy +80\.0%", printed)
@@ -362,7 +354,7 @@ def test_152_without_energy(
 ) -> None:
     for row in measured_152[-4:]:
         del row.figures["W"], row.figures["GB/J"]
-    recorded_as(measured_152, tmp_path / "nvidia_test.json", monkeypatch)
+    recorded_as(measured_152, tmp_path, monkeypatch)
     printed = output_of("1.5.2", "--size", "1", "--no-bench", capfd=capfd)
     assert len(re.findall(r"^not run: energy: NVML", printed, flags=re.MULTILINE)) == 1 and "GB/J" not in printed
 

@@ -17,7 +17,7 @@ from common.cli import Unavailable
 from common.simt.counters import METRICS
 from common.simt.races import watching
 from common.verify import Mismatch
-from tests.chapter import assert_both_agree, on_the_simulator, output_of, section
+from tests.chapter import assert_both_agree, on_the_simulator, output_of, recorded_as, section
 
 NAMES = [pattern.name for pattern in section("1.5.4").PATTERNS]
 TRANSPOSES = [name for name in NAMES if name.startswith("transpose")]
@@ -318,11 +318,7 @@ def test_154_rows_without_ncu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_154_recorded_figures_are_shown_with_gpu_and_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows, path = benchmark(monkeypatch, as_counted), tmp_path / "nvidia_test.json"
-    run = {"date": "2031-02-03T00:00:00Z", "copy_gbps": 4000.0, "fma_tflops": 60.0}
-    results.merge(path, "NVIDIA Test", "run", run, rows)
-    monkeypatch.setattr(results, "REFERENCE", path)
-    monkeypatch.setattr(results, "recorded", lambda number: results.load(path)["rows"])
+    recorded_as(benchmark(monkeypatch, as_counted), tmp_path, monkeypatch)
     monkeypatch.setattr(timing, "yardsticks", None)  # nothing of this machine may be needed
     printed = output_of("1.5.4", "--quick", capfd=capfd)
     assert "256 × 256 floats, counted by the simulator" in printed

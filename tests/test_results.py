@@ -11,6 +11,7 @@ import pytest
 from common import gpu, results, timing
 from common.results import NOTHING, ResultsError, Row, load, merge, record, recorded, render, update_readme
 from common.timing import Timing, Yardsticks
+from tests.chapter import recorded_as
 
 YARD = Yardsticks(copy_gbps=4000.0, fma_tflops=60.0, sm_clock_mhz=1980, throttled=())
 RUN = {
@@ -297,6 +298,18 @@ def test_measure_shows_rows_or_says_why_not(monkeypatch, capsys):
         monkeypatch.setattr("common.gpu.SIMULATED", simulated)
         assert results.measure(lambda: [row()], False) == []
         assert capsys.readouterr().out.startswith(text)
+
+
+def test_measured_or_recorded_says_which_it_is(tmp_path, monkeypatch, capsys):
+    recorded_as([row(name="as it was")], tmp_path, monkeypatch)
+    rows, source = results.measured_or_recorded("1.1.1", lambda: [row(name="now")], False)
+    assert ([r.name for r in rows], source) == (["as it was"], "NVIDIA Test, 2031-02-03")
+    assert capsys.readouterr().out == "recorded on NVIDIA Test, 2031-02-03, not measured here\n"
+    assert results.measured_or_recorded("1.1.1", lambda: [row(name="now")], True) == ([row(name="now")], "measured now")
+    assert capsys.readouterr().out == "measured now\n"
+    monkeypatch.setattr(results, "recorded", lambda number: [])
+    assert results.measured_or_recorded("10.1.1", list, False) == ([], "")
+    assert "./run bench 10, on a machine with a GPU" in capsys.readouterr().out
 
 
 def test_further_figures_are_kept_and_shown(tmp_path):

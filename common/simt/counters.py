@@ -165,10 +165,15 @@ def _parts(g: "Group", address: AnyAddress) -> Iterator[tuple["Group", Address]]
         yield g, address
 
 
-def _count(g: "Group", address: AnyAddress, offset: int, size: int, kind: str, where: int) -> None:
-    """Count a load or store of `size` bytes a lane."""
+def _add(g: "Group", where: int, cost: dict[str, int]) -> None:
     counts = g.chunk.launch.counts
     assert counts is not None
+    for name, number in cost.items():
+        counts.add(where, name, number)
+
+
+def _count(g: "Group", address: AnyAddress, offset: int, size: int, kind: str, where: int) -> None:
+    """Count a load or store of `size` bytes a lane."""
     for sub, part in _parts(g, address):
         space = part.space
         if space == "param":
@@ -177,8 +182,7 @@ def _count(g: "Group", address: AnyAddress, offset: int, size: int, kind: str, w
         key = (kind, size, offset % unit)
         if key not in part.costs:
             part.costs[key] = _cost(_lanes(sub, part.raw + offset), size, kind, space, unit)
-        for name, number in part.costs[key].items():
-            counts.add(where, name, number)
+        _add(g, where, part.costs[key])
 
 
 def _cost(lanes: np.ndarray, size: int, kind: str, space: str, unit: int) -> dict[str, int]:
@@ -222,8 +226,6 @@ def _atomic(
     wanted, where = rest[-2:]
     result = atomics.atomic(g, address, offset, op, dtype, value, *rest)
     counts_up = op == "add" and dtype.kind in "iu" and not wanted and bool((value == 1).all())
-    counts = g.chunk.launch.counts
-    assert counts is not None
     for sub, part in _parts(g, address):
         lanes = _lanes(sub, part.raw + offset)
         if part.space == "global":
@@ -242,17 +244,13 @@ def _atomic(
         else:
             patterns, times = access.collapse(lanes, 4)
             cost = _shared("atomic", *access.shared_atomic(patterns, op, counts_up), times)
-        for name, number in cost.items():
-            counts.add(where, name, number)
+        _add(g, where, cost)
     return result
 
 
 def _count_matrices(g: "Group", address: Address, offset: int, count: int, kind: str, where: int) -> None:
-    counts = g.chunk.launch.counts
-    assert counts is not None
     patterns, times = access.collapse(_lanes(g, address.raw + offset), 4)
-    for name, number in _shared(kind, *access.matrices(patterns, count), times).items():
-        counts.add(where, name, number)
+    _add(g, where, _shared(kind, *access.matrices(patterns, count), times))
 
 
 def _ldmatrix(g: "Group", address: Address, offset: int, count: int, transposed: bool, where: int) -> Any:
@@ -266,15 +264,15 @@ def _stmatrix(g: "Group", address: Address, offset: int, values: list, transpose
     _count_matrices(g, address, offset, len(values), "store", where)
 
 
-def _instead(module: Any, **functions: Any) -> SimpleNamespace:
-    """A module with some functions replaced."""
-    return SimpleNamespace(**{**vars(module), **functions})
-
-
-NAMESPACE = {
-    "memory": _instead(
-        memory, load=_load, load_strong=_load, store=_store, store_strong=_store, copy_async=_copy_async
-    ),
-    "matrix": _instead(matrix, ldmatrix=_ldmatrix, stmatrix=_stmatrix),
+_MEMORY = {
+    "load": _load,
+    "load_strong": _load,
+    "store": _store,
+    "store_strong": _store,
+    "copy_async": _copy_async,
+}
+NAMESPACE = {  # for generated code, over its own
+    "memory": SimpleNamespace(**vars(memory) | _MEMORY),
+    "matrix": SimpleNamespace(**vars(matrix) | {"ldmatrix": _ldmatrix, "stmatrix": _stmatrix}),
     "atomic": _atomic,
 }

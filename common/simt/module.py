@@ -170,8 +170,8 @@ class LoadedKernel:
         if shared + self.static_shared > SHARED_OPTIN:
             raise LaunchError(f"CUDA_ERROR_INVALID_VALUE: {shared + self.static_shared} bytes of shared memory a block")
         blocks = grid[0] * grid[1] * grid[2]
-        if cooperative and blocks > SMS * (THREADS_PER_SM // threads):
-            most = SMS * (THREADS_PER_SM // threads)  # cuda.core's own check, before the driver's
+        most = SMS * (THREADS_PER_SM // threads)
+        if cooperative and blocks > most:  # cuda.core's own check, before the driver's
             raise ValueError(f"The specified grid size ({' * '.join(map(str, grid))}) exceeds the limit ({most})")
         return Launch(
             program=self.program,

@@ -267,19 +267,15 @@ def _warp_barrier(g: "Group") -> None:
     _watch(g).pass_warp_barrier(g)
 
 
-def _instead(module: Any, **functions: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{**vars(module), **functions})
-
-
-NAMESPACE = {
-    "memory": _instead(
-        memory,
-        load=_loads(False),
-        load_strong=_loads(True),
-        store=_stores(False),
-        store_strong=_stores(True),
-        copy_async=_copy_async,
-    ),
-    "warp": _instead(warp, barrier=_warp_barrier),
+_MEMORY = {
+    "load": _loads(False),
+    "load_strong": _loads(True),
+    "store": _stores(False),
+    "store_strong": _stores(True),
+    "copy_async": _copy_async,
+}
+NAMESPACE = {  # for generated code, over its own
+    "memory": SimpleNamespace(**vars(memory) | _MEMORY),
+    "warp": SimpleNamespace(**vars(warp) | {"barrier": _warp_barrier}),
     "atomic": _atomic,
 }
