@@ -1,27 +1,31 @@
 # %%
 """1.3.1 内存管理：主机内存与设备内存 — Host memory and device memory
 
-本节用同一个核函数依次使用设备内存、内存池、锁页（映射）内存与统一内存：怎样分配、使用、释放，各付出什么代价；以及显存不足时会怎样。
+本节用同一个核函数依次使用设备内存、内存池、锁页（映射）内存与统一内存：怎样分配、使用、释放，各付出什么代价；谁负责释放；显存不足时会怎样。
 One kernel on device, pooled, pinned (read in place) and managed memory: how each is allocated, used and freed, and what
-that costs; and what happens when memory runs out.
+that costs; what frees a Buffer; and what happens when memory runs out.
 
 要点
   cuMemAlloc 每次都找驱动，释放时还要等待设备；流序内存池（cuMemAllocAsync）把用过的内存留着，再次分配几乎不花时间。
   锁页内存不会被换出，设备可以直接读写（零拷贝），但每次都经过总线：只读一次的数据合适，反复读的应当先拷贝过去。
   统一内存主机和设备用同一个指针，页面在首次访问时迁移。显存不足是可以处理的错误：之前的分配和设备都还能用。
+  Buffer 在 close()、with 结束或最后一个引用消失时释放；列表里忘掉的引用就是内存泄漏。
 Key idea
   Allocate once and reuse, or take memory from a pool. Pinned memory is what copies want; mapped, it saves the copy of
-  data that is read once. Running out of memory is an error like others: catch it, take less, go on.
+  data that is read once. Memory lives as long as somebody refers to its Buffer. Running out of it is an error like
+  others: catch it, take less, go on.
 
 Run:      ./run 1.3.1     or     python ch01_cuda_basics/s1_3_1_host_and_device_memory.py [--size N] [--quick]
-Look at:  what allocating and freeing costs, the first time and again; how fast the kernel reads each kind of memory;
-          what an allocation that is too large says, and that the device works on.
+Look at:  what frees a Buffer; what an allocation that is too large says, and that the device works on; what allocating
+          and freeing costs, the first time and again; how fast the kernel reads each kind of memory.
+          Without a GPU: what was recorded on the GPU that it names.
 """
 
 import contextlib
 import ctypes
-import functools
+import time
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +33,8 @@ import numpy as np
 from common import gpu, results, timing
 from common.cli import Unavailable, check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
-from common.gpu import Buffer, Device, LaunchConfig, LegacyPinnedMemoryResource, launch
+# in your own code: from cuda.core import Buffer, Device, DeviceMemoryResource, LaunchConfig, ...
+from common.gpu import Buffer, Device, DeviceMemoryResource, LaunchConfig, LegacyPinnedMemoryResource, launch
 from common.pycuda import load as load_pycuda
 from common.report import brief, table
 from common.results import Row
@@ -55,7 +59,7 @@ extern "C" __global__ void three_x_plus_1(const float* __restrict__ x, float* __
 }
 """
 BLOCK = 256
-compiled = functools.cache(lambda: gpu.compile_module(KERNEL))
+compiled = cache(lambda: gpu.compile_module(KERNEL))
 
 
 # %% The reference
@@ -86,9 +90,9 @@ def from_driver(nbytes):
 
 def from_pool(nbytes):
     """Device memory from the device's pool (cuMemAllocAsync): allocated and freed in the order of a stream."""
-    stream = Device().default_stream
-    buffer = Device().allocate(nbytes, stream=stream)
-    return Memory(int(buffer.handle), None, lambda: buffer.close(stream), buffer)
+    device = Device()
+    buffer = device.allocate(nbytes, stream=device.default_stream)
+    return Memory(int(buffer.handle), None, buffer.close, buffer)
 
 
 def pinned(nbytes):
@@ -125,6 +129,7 @@ def allocated(kind, nbytes):
     """Memory of a kind inside the `with`; freed behind it, when the device has done its work."""
     memory = kind(nbytes)
     try:
+        Device().sync()  # pooled memory is there when the default stream has come so far, and others may use it then
         yield memory
     finally:
         Device().sync()
@@ -156,34 +161,91 @@ def start(stream, x, y, n):
     launch(stream, config, kernel, np.uint64(x.address), np.uint64(y.address), np.int64(n))
 
 
+def as_vector(x):
+    """x in contiguous memory; ValueError unless it is float32 of shape (n,), n > 0."""
+    if x.dtype != np.float32 or x.ndim != 1 or x.size == 0:
+        raise ValueError(f"expected a float32 vector that is not empty, got {x.dtype} of shape {x.shape}")
+    return np.ascontiguousarray(x)
+
+
 def three_x_plus_1(x, kind=from_pool):
     """3 x + 1 for float32 x, shape (n,), in memory of a kind; ValueError for other x, Unavailable for managed memory on
     the simulator."""
-    if x.dtype != np.float32 or x.ndim != 1 or x.size == 0:
-        raise ValueError(f"expected a float32 vector that is not empty, got {x.dtype} of shape {x.shape}")
-    x, (_, stream) = np.ascontiguousarray(x), gpu.open_device()
+    x, (_, stream) = as_vector(x), gpu.open_device()
     with allocated(kind, x.nbytes) as source, allocated(kind, x.nbytes) as target:
-        Device().sync()  # the pool allocates in the order of the default stream, the work below is on another
         write(source, x, stream)
         start(stream, source, target, x.size)
         return read(target, x.size, stream)
 
 
 # %% The same through PyCUDA
-def three_x_plus_1_pycuda(x):
-    """As `three_x_plus_1`, from pinned to device memory; Unavailable without PyCUDA."""
+def three_x_plus_1_pycuda(x, kind="device"):
+    """As `three_x_plus_1`, in memory of PyCUDA's: "device", "pooled" or "managed". Unavailable without PyCUDA, and for
+    the last two on the simulator."""
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
-    pycuda = load_pycuda()
-    cuda = pycuda.driver
+    x, pycuda = as_vector(x), load_pycuda()
+    if gpu.SIMULATED and kind != "device":
+        raise Unavailable("PyCUDA's pooled and managed memory: the simulator has neither")
+    cuda, n = pycuda.driver, np.int64(x.size)
     kernel = pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("three_x_plus_1")
-    host, d_x, d_y = cuda.pagelocked_empty(x.size, np.float32), cuda.mem_alloc(x.nbytes), cuda.mem_alloc(x.nbytes)
+    shape = {"block": (BLOCK, 1, 1), "grid": (-(-x.size // (4 * BLOCK)), 1)}
+    if kind == "managed":
+        flags = cuda.mem_attach_flags.GLOBAL
+        source, target = (cuda.managed_empty(x.shape, np.float32, mem_flags=flags) for _ in range(2))
+        source[:] = x
+        kernel(source, target, n, **shape)
+        cuda.Context.synchronize()  # the host may look only then
+        return target.copy()
+    allocate = cuda.mem_alloc
+    if kind == "pooled":
+        from pycuda.tools import DeviceMemoryPool
+
+        allocate = DeviceMemoryPool().allocate  # of PyCUDA's own making, over cuMemAlloc: it knows no streams
+    host, d_x, d_y = cuda.pagelocked_empty(x.size, np.float32), allocate(x.nbytes), allocate(x.nbytes)
     host[:] = x
     cuda.memcpy_htod(d_x, host)
-    kernel(d_x, d_y, np.int64(x.size), block=(BLOCK, 1, 1), grid=(-(-x.size // (4 * BLOCK)), 1))
+    kernel(d_x, d_y, n, **shape)
     cuda.memcpy_dtoh(host, d_y)
     d_x.free()  # or when nobody refers to it any more
     d_y.free()
     return host.copy()
+
+
+# %% Who frees it
+def lifetimes(nbytes=8 << 20):
+    """[(what a program does, how many of its Buffers hold memory then)]; Mismatch if they are not as expected.
+
+    Unavailable where the device has no pool, which is what knows.
+    """
+    device, stream = gpu.open_device()
+    if not device.properties.memory_pools_supported:
+        raise Unavailable("who frees memory: this device has no memory pools")
+    pool, found = DeviceMemoryResource(device), []
+    device.sync()
+    before = pool.attributes.used_mem_current
+
+    def note(what):
+        device.sync()  # memory goes back in the order of its stream
+        found.append((what, (pool.attributes.used_mem_current - before) / nbytes))
+
+    buffer = pool.allocate(nbytes, stream=stream)
+    note("buffer = pool.allocate(...)")
+    part = Buffer.from_handle(int(buffer.handle), 1024, owner=buffer)  # without its owner it would dangle
+    del buffer
+    note("del buffer, while a view names it as its owner")
+    del part
+    note("del of the view: the last reference is gone")
+    with pool.allocate(nbytes, stream=stream) as buffer:
+        note("inside `with pool.allocate(...) as buffer:`")
+    note(f"behind the `with`: buffer.is_closed is {buffer.is_closed}")
+    kept = [pool.allocate(nbytes, stream=stream) for _ in range(3)]
+    note("three in a list that nobody reads any more: a leak")
+    kept[0].close()
+    note("close() of the first of them")
+    kept.clear()
+    note("the list cleared")
+    check("who frees it", [held for _, held in found], [1.0, 1, 0, 1, 0, 3, 2, 0])
+    return found
 
 
 # %% When memory runs out
@@ -196,7 +258,7 @@ def out_of_memory():
     except gpu.CUDAError as error:
         x = np.arange(1000, dtype=np.float32)
         check("after running out of memory", three_x_plus_1(x), reference(x))
-        return brief(error), before, gpu.free_memory()
+        return f"{type(error).__name__}: {brief(error)}", before, gpu.free_memory()
     memory.free()
     raise Mismatch(f"{before + before // 4:,} bytes were allocated where {before:,} are free")
 
@@ -221,13 +283,16 @@ def random_vector(n):
 
 def verify(n):
     """The checks of every kind of memory on n random elements. Raises Mismatch if one is wrong."""
-    x, outcomes = random_vector(n), {}
-    calls = {name: functools.partial(three_x_plus_1, kind=kind) for name, kind in KINDS.items()}
-    for name, call in {**calls, "PyCUDA": three_x_plus_1_pycuda}.items():
+    x, outcomes, missing = random_vector(n), {}, {}
+    calls = {name: partial(three_x_plus_1, x, kind) for name, kind in KINDS.items()}
+    for kind in ("device", "pooled", "managed"):
+        calls[f"PyCUDA, {kind}"] = partial(three_x_plus_1_pycuda, x, kind)
+    for name, call in calls.items():
         try:
-            outcomes[name] = call(x)
-        except Unavailable as missing:
-            print(missing)
+            outcomes[name] = call()
+        except Unavailable as reason:
+            missing[str(reason)] = None
+    print("".join(f"{line}\n" for line in missing), end="")
     # a product and a sum, each rounded by at most 2^-24 of a number below 4
     return [check(name, out, reference(x), atol=8 * 2.0**-24) for name, out in outcomes.items()]
 
@@ -236,49 +301,84 @@ SIZES = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "64 MiB": 1 << 26}
 
 
 def benchmark() -> list[Row]:
-    """Allocating and freeing each kind; the kernel reading each kind, always writing to device memory."""
+    """Allocating and freeing each kind of memory, and the kernel reading it."""
     device, stream = gpu.open_device()
-    what = {"section": "1.3.1", "yardsticks": timing.yardsticks(device, stream)}
+    row = partial(Row.from_timing, section="1.3.1", yardsticks=timing.yardsticks(device, stream))
     verify(100_003)
+    rows = reading(row, stream, ("device", "pooled", "pinned, mapped"), 1 << 28)
+    return allocating(row) + rows + reading(row, stream, ("device", "managed"), 1 << 26)
 
-    def once(kind, nbytes):
-        with allocated(kind, nbytes) as memory:
-            if kind in (pageable, managed):
-                memory.host[:: 1 << 12] = 1  # the system gives pages when they are touched
 
-    rows = []
+def allocate_and_free(kind, nbytes):
+    memory = kind(nbytes)
+    if kind in (pageable, managed):
+        memory.host[:: 1 << 12] = 1  # the system gives pages when they are touched
+    memory.free()
+
+
+def from_a_new_pool(nbytes, samples=20):
+    """The timing of allocating and freeing when the pool has yet to get its memory from the driver."""
+    from cuda.core import DeviceMemoryResourceOptions
+
+    (device, stream), taken = gpu.open_device(), []
+    for _ in range(samples):
+        pool = DeviceMemoryResource(device, DeviceMemoryResourceOptions())  # without options it is the device's own
+        began = time.perf_counter()
+        pool.allocate(nbytes, stream=stream).close()
+        taken.append(time.perf_counter() - began)
+        stream.sync()
+    return timing.Timing.of(taken)
+
+
+def allocating(row):
+    """Allocating and freeing by the host's clock, with nothing in between."""
+    rows, kinds = [], {**KINDS, "pageable": pageable}
     for size, nbytes in SIZES.items():
-        calls = {name: functools.partial(once, kind, nbytes) for name, kind in {**KINDS, "pageable": pageable}.items()}
-        times = timing.wall_clock(calls)
+        times = timing.wall_clock({name: partial(allocate_and_free, kind, nbytes) for name, kind in kinds.items()})
+        times["pooled, the first time"] = from_a_new_pool(nbytes)
         peer = "device", times["device"]
-        rows += [
-            Row.from_timing(name=f"allocate, free: {k}", size=size, dtype="", timing=t, peer=peer, **what)
-            for k, t in times.items()
-        ]
+        rows += [row(name=f"allocate, free: {k}", size=size, dtype="", timing=t, peer=peer) for k, t in times.items()]
+    return rows
 
-    nbytes = pinnable(min(SIZES["64 MiB"], gpu.free_memory() // 8))
-    n, x, memories, calls = nbytes // 4, random_vector(nbytes // 4), {}, {}
+
+def reading(row, stream, names, nbytes):
+    """The kernel reading these kinds of memory, compared with the first; it always writes to device memory."""
+    nbytes = pinnable(min(nbytes, gpu.free_memory() // 8) >> 20 << 20)
+    x, calls = random_vector(nbytes // 4), {}
     with contextlib.ExitStack() as held:
         target = held.enter_context(allocated(from_driver, nbytes))
-        for name, kind in KINDS.items():
-            memories[name] = held.enter_context(allocated(kind, nbytes))
-            write(memories[name], x, stream)
-            calls[f"kernel reads: {name}"] = functools.partial(start, x=memories[name], y=target, n=n)
-        d_copy, source = memories["device"], memories["pinned, mapped"]
-        buffers = [Buffer.from_handle(m.address, nbytes, owner=m) for m in (d_copy, source)]
+        memories = {name: held.enter_context(allocated(KINDS[name], nbytes)) for name in names}
+        buffers = {name: Buffer.from_handle(m.address, nbytes, owner=m) for name, m in memories.items()}
+        for name, memory in memories.items():
+            write(memory, x, stream)
+            calls[f"kernel reads: {name}"] = partial(start, x=memory, y=target, n=x.size)
 
         def copy_then_read(s):
-            buffers[0].copy_from(buffers[1], stream=s)
-            start(s, d_copy, target, n)
+            buffers["device"].copy_from(buffers["pinned, mapped"], stream=s)
+            start(s, memories["device"], target, x.size)
 
-        calls["copy, then kernel reads: device"] = copy_then_read
+        if "pinned, mapped" in names:
+            calls["copy, then kernel reads: device"] = copy_then_read
         times = timing.benchmark(calls, stream)
-    peer = "kernel reads: device", times["kernel reads: device"]
-    size = f"{nbytes >> 20} MiB"
-    return rows + [
-        Row.from_timing(name=k, size=size, dtype="f32", timing=t, bytes=2 * nbytes, peer=peer, **what)
-        for k, t in times.items()
-    ]
+        if "managed" in names:
+            late = after_the_host_wrote(memories["managed"], x, target, stream)
+            times["kernel reads: managed, after the host wrote"] = late
+    peer = next(iter(times.items()))
+    what = {"size": f"{nbytes >> 20} MiB", "dtype": "f32", "bytes": 2 * nbytes, "peer": peer}
+    return [row(name=k, timing=t, figures={"GB/s read": nbytes / t.seconds / 1e9}, **what) for k, t in times.items()]
+
+
+def after_the_host_wrote(memory, x, target, stream, samples=10):
+    """The timing of the kernel that finds the pages of managed memory with the host: they move as it touches them."""
+    timed, taken = gpu.EventOptions(timing_enabled=True), []
+    for _ in range(samples):
+        write(memory, x, stream)
+        began = stream.record(options=timed)
+        start(stream, memory, target, x.size)
+        ended = stream.record(options=timed)
+        ended.sync()
+        taken.append((ended - began) / 1e3)
+    return timing.Timing.of(taken)
 
 
 # %% Run
@@ -287,18 +387,23 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(16 * options.size)
     checks_table(verify(options.size))
+    try:
+        lines = [(what, f"{held:g}") for what, held in lifetimes()]
+        table("Who frees it", ("what the program does", "Buffers that hold memory"), lines)
+    except Unavailable as missing:
+        print(missing)
     said, before, after = out_of_memory()
-    rows = [("asked for", f"{before + before // 4:,} bytes"), ("the answer", said)]
-    rows += [
-        ("free before", f"{before:,} bytes"),
-        ("free after", f"{after:,} bytes"),
-        ("the device", "works on: verified"),
-    ]
-    table("Out of memory", ("what", "found"), rows)
+    lines = [("asked for", f"{before + before // 4:,} bytes"), ("the answer", said)]
+    lines += [("free before", f"{before:,} bytes"), ("free after", f"{after:,} bytes")]
+    table("Out of memory", ("what", "found"), [*lines, ("the device", "works on: verified")])
     rows, _ = results.measured_or_recorded("1.3.1", benchmark, options.bench)
     if not rows:
         return 0
     results.show(rows)
+    print(
+        "'vs peer': allocating against cuMemAlloc and cuMemFree, reading against device memory. Over the bus the kernel"
+    )
+    print("reads no faster than a copy, which 1.3.2 measures; managed memory crosses it once, when the pages move.")
     return 0
 
 

@@ -14,11 +14,12 @@ Key idea
   thread reads again into registers: the nearer the data, the more loads it can serve.
 
 Run:      ./run 1.3.3     or     python ch01_cuda_basics/s1_3_3_shared_and_constant_memory.py [--size N] [--plot]
-Look at:  what each rung buys: on a GPU its share of the speed of a copy, without one the requests and sectors that it
-          needs; what a divergent index into constant memory costs.
+Look at:  what each rung buys: on a GPU its share of the speed of a copy and its gain over the rung before, without one
+          the requests and sectors that it needs; what a divergent index into constant memory costs.
 """
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -75,8 +76,8 @@ extern "C" __global__ void conv_constant(const float* __restrict__ in, float* __
 
 // The image through a tile in shared memory, whose size the launch says: (tile_x + 2R) x (tile_y + 2R) floats. The
 // threads of a block, whatever its shape, walk over the tile to fill it, and again for its tile_x x tile_y results.
-extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __restrict__ out, int width, int height,
-                                     int tile_x, int tile_y)
+__device__ void through_tile(const float* __restrict__ in, float* __restrict__ out, int width, int height,
+                             int tile_x, int tile_y, const float* __restrict__ filter)
 {
     extern __shared__ float tile[];
     const int across = tile_x + 2 * R, down = tile_y + 2 * R;
@@ -92,19 +93,32 @@ extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __rest
             for (int dy = 0; dy < TAPS; ++dy)
                 #pragma unroll
                 for (int dx = 0; dx < TAPS; ++dx)
-                    sum += taps[dy * TAPS + dx] * tile[(j + dy) * across + i + dx];
+                    sum += filter[dy * TAPS + dx] * tile[(j + dy) * across + i + dx];
             out[(long long)(top + j) * width + left + i] = sum;
         }
 }
 
-// The version to ship. A thread takes four neighbours in x and ROWS rows; the loads of all of them are on their way
-// before it computes, and what it has of a row goes into the sums of all its results that need it: it reads none twice.
+// The tile alone: the filter still comes from global memory.
+extern "C" __global__ void conv_shared(const float* __restrict__ in, float* __restrict__ out, int width, int height,
+                                       int tile_x, int tile_y, const float* __restrict__ filter)
+{
+    through_tile(in, out, width, height, tile_x, tile_y, filter);
+}
+
+// Both: the image through shared memory, the filter from constant memory.
+extern "C" __global__ void conv_tile(const float* __restrict__ in, float* __restrict__ out, int width, int height,
+                                     int tile_x, int tile_y)
+{
+    through_tile(in, out, width, height, tile_x, tile_y, taps);
+}
+
+// The version to ship. A thread takes four neighbours in x and ROWS rows. It asks for rows ahead of those it needs, so
+// that many loads are on their way; a row goes into the sums of all its results that need it, so it reads none twice.
 // The two columns on either side come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have
 // results, and warps overlap by two. Rows begin `pitch` floats apart, a multiple of 4, in memory aligned to 16 bytes;
-// blockDim.x is 32. The launch bounds ask for 6 blocks of 128 on an SM, which keeps the registers in check.
-extern "C" __global__ void __launch_bounds__(128, 6) conv_registers(const float* __restrict__ in,
-                                                                    float* __restrict__ out,
-                                                                    int width, int height, int pitch)
+// blockDim.x is 32.
+extern "C" __global__ void conv_registers(const float* __restrict__ in, float* __restrict__ out,
+                                          int width, int height, int pitch)
 {
     constexpr int ROWS = 8;
     const int quads = pitch / 4, lane = threadIdx.x, q = blockIdx.x * 30 + lane - 1;
@@ -197,9 +211,10 @@ def call_of(rung, shape, d_in, d_out, d_filter):
     grid = -(-width // block[0]), -(-height // block[1])
     if rung == "conv_global":
         more = (d_filter.buffer,)
-    elif rung.startswith("conv_tile"):
-        name, tile = "conv_tile", LARGE if rung.endswith("large") else TILE
+    elif rung.startswith(("conv_shared", "conv_tile")):
+        name, tile = rung.partition(",")[0], LARGE if rung.endswith("large") else TILE
         shared, more = 4 * (tile[0] + 2 * R) * (tile[1] + 2 * R), (np.int32(tile[0]), np.int32(tile[1]))
+        more += (d_filter.buffer,) if rung == "conv_shared" else ()
         grid = -(-width // tile[0]), -(-height // tile[1])
     elif rung == "conv_registers":
         block, more = (32, 4), (np.int32(pitch),)
@@ -211,7 +226,7 @@ def call_of(rung, shape, d_in, d_out, d_filter):
     return lambda s: launch(s, config, kernel, d_in.buffer, d_out.buffer, *size, *more)
 
 
-RUNGS = "conv_global", "conv_constant", "conv_tile", "conv_tile, large", "conv_registers"
+RUNGS = "conv_global", "conv_constant", "conv_shared", "conv_tile", "conv_tile, large", "conv_registers"
 
 
 def checked(image, filter_):
@@ -288,9 +303,9 @@ def verify(n):
         print(missing)
     expected = reference(image, filter_)
     checks = [check(name, out, expected, **CLOSE) for name, out in outcomes.items()]
-    for spread in (0, 1):
+    for name, spread in (("1 address", 0), ("32 addresses", 1)):
         sums, expected = table_sums(table_, 1000, 64, spread), reference_table(table_, 1000, 64, spread)
-        checks.append(check(f"table_sums, {1 + 31 * spread} addresses", sums, expected, rtol=64 * 2.0**-24))
+        checks.append(check(f"table_sums, {name}", sums, expected, rtol=64 * 2.0**-24))
     return checks
 
 
@@ -315,8 +330,9 @@ def benchmark() -> list[Row]:
         times = timing.benchmark(calls, stream)
         peer = "torch conv2d", times["torch conv2d"]
         flops = 2 * TAPS * TAPS * n * n
-        what_of = {"size": f"{n}x{n}, 5x5", "bytes": 8 * n * n, "flops": flops, "peer": peer}
-        rows = [Row.from_timing(name=name, timing=taken, **what_of, **what) for name, taken in times.items()]
+        what_of = {"size": f"{n}x{n}, 5x5", "bytes": 8 * n * n, "flops": flops, "peer": peer, **what}
+        gain = {b: {"× rung before": times[a].seconds / times[b].seconds} for a, b in itertools.pairwise(RUNGS)}
+        rows = [Row.from_timing(name=k, timing=t, figures=gain.get(k), **what_of) for k, t in times.items()]
 
         set_constant("numbers", np.arange(1024) / 1024, stream)
         n, kernel, calls = 1 << 22, compiled().get_kernel("table_sums"), {}

@@ -61,10 +61,10 @@ extern "C" __global__ void jacobi_2d_stride(const float* __restrict__ in, float*
     }
 }
 
-// The version to ship. A thread takes four neighbours in x and ROWS rows, and has the loads of all of them on their way
-// before it computes. Neighbours in x come from the lanes beside: so of the 32 lanes of a warp only the inner 30 have
-// results, and warps overlap by two. Rows begin `pitch` numbers apart, a multiple of 4, in memory aligned to 16 bytes;
-// blockDim.x is 32.
+// The version to ship. A thread takes four neighbours in x and ROWS rows. It asks for rows ahead of those it needs, so
+// that many loads are on their way. Neighbours in x come from the lanes beside: so of the 32 lanes of a warp only the
+// inner 30 have results, and warps overlap by two. Rows begin `pitch` numbers apart, a multiple of 4, in memory aligned
+// to 16 bytes; blockDim.x is 32.
 template <int ROWS>
 __global__ void jacobi_2d_float4(const float* __restrict__ in, float* __restrict__ out,
                                  int width, int height, int pitch)

@@ -11,16 +11,27 @@ MUTANTS: list[Mutant] = [
         ("3 * v.z + 1,", "3 * v.y + 1,", "131_every_kind"),
         ("n / 4 * 4 + first;", "n / 4 * 4 + first + 1;", "131_every_kind"),
         ("if (i < n) y[i] = 3 * x[i] + 1;", "if (i < n) y[i] = 3 * x[i];", "131_every_kind"),
+        # the host
+        ("1024, owner=buffer)", "1024)", "131_who_frees_it"),
     ),
     # --- 1.3.2
     *faults(
         "ch01_cuda_basics/s1_3_2_transfers.py",
         "tests/test_ch01_3_memory.py",
-        ("i < n; i += stride", "i < n - 1; i += stride", "132_there_and_back"),
+        ("q < n / 4; q += stride", "q < n / 4 - 1; q += stride", "132_there_and_back"),
         ("(unsigned long long)(i + 1)", "(unsigned long long)i", "132_there_and_back"),
+        ("word * (unsigned long long)(i + 1)", "word * (unsigned)(i + 1)", "132_there_and_back"),
+        ("add(v.z, 4 * q + 2);", "add(v.z, 4 * q + 1);", "132_there_and_back"),
+        ("if (first < n % 4) add", "if (first + 1 < n % 4) add", "132_there_and_back"),
         ("offset = 16; offset > 0", "offset = 8; offset > 0", "132_there_and_back"),
-        ("words[i] * (unsigned long long)(i + 1)", "words[i] * (unsigned)(i + 1)", "132_there_and_back"),
-        ("y * row.nbytes", "y * row.nbytes // 8 * 4", "132_rectangles"),
+        ("if (threadIdx.x < 2) of_block[", "if (threadIdx.x < 1) of_block[", "132_there_and_back"),
+        ("if (threadIdx.x % 32 == 0) {", "if (threadIdx.x == 0) {", "132_there_and_back"),
+        ("if (threadIdx.x < 2) atomicAdd", "if (threadIdx.x < 1) atomicAdd", "132_there_and_back"),
+        ("= 0;\n    __syncthreads();\n", "= 0;\n", "132_the_sums_of_a_block_do_not_race"),
+        ("    }\n    __syncthreads();\n", "    }\n", "132_the_sums_of_a_block_do_not_race"),
+        # the host
+        ("at + y * pitch, width", "at + y * pitch // 8 * 4, width", "132_rectangles"),
+        ("top * array.strides[0]", "top * array.shape[1]", "132_rectangles"),
     ),
     # --- 1.3.3
     *faults(
@@ -43,7 +54,10 @@ MUTANTS: list[Mutant] = [
             "int width, int height)\n{\n    --width; const int x",
             "133_every_rung",
         ),
-        # conv_tile
+        # conv_shared, conv_tile
+        ("tile_x, tile_y, filter);", "tile_y, tile_x, filter);", "133_every_rung"),
+        ("tile_x, tile_y, taps);", "tile_x, tile_y, taps + 1);", "133_every_rung"),
+        ("sum += filter[dy * TAPS + dx]", "sum += filter[dx * TAPS + dy]", "133_every_rung"),
         ("across = tile_x + 2 * R, down", "across = tile_x + R, down", "133_every_rung"),
         (
             "j < down; j += blockDim.y",

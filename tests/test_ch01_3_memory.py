@@ -49,21 +49,24 @@ def test_131_every_kind(n: int) -> None:
         np.testing.assert_array_equal(x, before)
 
 
+@pytest.mark.parametrize("kind", ["device", "pooled", "managed"])
 @pytest.mark.parametrize("n", SIZES)
-def test_131_pycuda(n: int) -> None:
+def test_131_pycuda(n: int, kind: str) -> None:
     s = section("1.3.1")
     x = s.random_vector(n)
     try:
-        out = s.three_x_plus_1_pycuda(x)
+        out = s.three_x_plus_1_pycuda(x, kind)
     except Unavailable as missing:
+        assert not gpu.SIMULATED or kind != "device"
         pytest.skip(str(missing))
     np.testing.assert_allclose(out, s.reference(x), rtol=0, atol=8 * 2.0**-24, equal_nan=False)
 
 
 def test_131_bad_input() -> None:
     for x, words in bad_vectors(np.float32):
-        with pytest.raises(ValueError, match=f"expected a float32 vector.*{words}"):
-            section("1.3.1").three_x_plus_1(np.asarray(x))
+        for call in (section("1.3.1").three_x_plus_1, section("1.3.1").three_x_plus_1_pycuda):
+            with pytest.raises(ValueError, match=f"expected a float32 vector.*{words}"):
+                call(np.asarray(x))
 
 
 def test_131_input_that_is_not_contiguous() -> None:
@@ -72,7 +75,8 @@ def test_131_input_that_is_not_contiguous() -> None:
     for name, kind in s.KINDS.items():
         for part in (x[::2], x[::-1]):
             if not (gpu.SIMULATED and name == "managed"):
-                np.testing.assert_allclose(s.three_x_plus_1(part, kind), s.reference(part), rtol=0, atol=8 * 2.0**-24)
+                out = s.three_x_plus_1(part, kind)
+                np.testing.assert_allclose(out, s.reference(part), rtol=0, atol=8 * 2.0**-24, equal_nan=False)
     with pytest.raises(ValueError, match="not contiguous"):
         gpu.copy_to_buffer(gpu.empty(500, np.float32, stream).buffer, x[::2], stream)
 
@@ -97,9 +101,50 @@ def test_131_pinned_memory_is_seen_by_host_and_device() -> None:
         values[:] = np.arange(1000)
         s.start(stream, memory, target, 1000)
         np.testing.assert_array_equal(s.read(target, 1000, stream), 3 * np.arange(1000) + 1)
-        s.start(stream, memory, memory, 1000)  # in place, in the host's own memory
+        values[:] = 0
+        s.start(stream, target, memory, 1000)  # the kernel writes what the host then finds, without a copy
         stream.sync()
-        np.testing.assert_array_equal(values, 3 * np.arange(1000) + 1)
+        np.testing.assert_array_equal(values, 9 * np.arange(1000) + 4)
+
+
+def test_131_who_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.3.1")
+    found = s.lifetimes(1 << 21)
+    assert [held for _, held in found] == [1, 1, 0, 1, 0, 3, 2, 0] and "is_closed is True" in found[4][0]
+    forgotten = []
+
+    class Leaky:
+        """A pool of which somebody keeps every Buffer."""
+
+        def __init__(self, device: object) -> None:
+            self.pool = gpu.DeviceMemoryResource(device)
+
+        @property
+        def attributes(self) -> object:
+            return self.pool.attributes
+
+        def allocate(self, nbytes: int, stream: object) -> object:
+            forgotten.append(self.pool.allocate(nbytes, stream=stream))
+            return forgotten[-1]
+
+    monkeypatch.setattr(s, "DeviceMemoryResource", Leaky)
+    with pytest.raises(Mismatch, match="who frees it"):
+        s.lifetimes(1 << 21)
+
+
+def test_131_a_pool_knows_what_is_in_use_page_locked_memory_has_none() -> None:
+    device, stream = gpu.open_device()
+    pool = gpu.DeviceMemoryResource(device)
+    device.sync()
+    before = pool.attributes.used_mem_current
+    buffer = pool.allocate(4 << 20, stream=stream)
+    device.sync()
+    assert pool.attributes.used_mem_current == before + (4 << 20) <= pool.attributes.reserved_mem_current
+    buffer.close()
+    device.sync()
+    assert pool.attributes.used_mem_current == before
+    with pytest.raises(AttributeError, match="attributes"):
+        gpu.LegacyPinnedMemoryResource().attributes  # noqa: B018
 
 
 def test_131_out_of_memory_leaves_the_device_working() -> None:
@@ -140,7 +185,12 @@ def test_131_what_it_prints(capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr(results, "recorded", lambda number: [])
     printed = output_of("1.3.1", "--quick", capfd=capfd)
     assert "works on: verified" in printed and f"not run: {results.NOTHING}" in printed
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in printed and re.search(
+        r"a list that nobody reads any more: a leak +3\b", printed
+    )
     assert ("not run: managed memory" in printed) == gpu.SIMULATED
+    reasons = re.findall(r"^not run: .*", printed, flags=re.MULTILINE)
+    assert len(reasons) == len(set(reasons))
 
 
 def test_131_recorded_figures(
@@ -186,8 +236,21 @@ def test_132_the_checksum_sees_words_that_changed_places() -> None:
 def test_132_bad_input() -> None:
     s = section("1.3.2")
     for words in (np.zeros(3, np.int32), np.zeros(0, np.uint32), np.zeros((4, 4), np.uint32)[:, ::2]):
-        with pytest.raises(ValueError, match="expected contiguous uint32"):
-            s.there_and_back(words)
+        for call in (s.there_and_back, s.there_and_back_pycuda):
+            with pytest.raises(ValueError, match="expected contiguous uint32"):
+                call(words)
+
+
+def test_132_a_part_of_a_buffer_lies_where_the_buffer_does() -> None:
+    s, (device, stream) = section("1.3.2"), gpu.open_device()
+    words, d_words = s.random_words(100), device.allocate(400, stream=stream)
+    gpu.copy_to_buffer(d_words, words, stream)
+    for kind in (s.pageable, s.pinned):
+        whole, out = kind(np.zeros_like(words))
+        part = gpu.Buffer.from_handle(int(whole.handle) + 40, 80, owner=whole)
+        part.copy_from(gpu.Buffer.from_handle(int(d_words.handle) + 40, 80, owner=d_words), stream=stream)
+        stream.sync()
+        np.testing.assert_array_equal(out, [*np.zeros(10), *words[10:30], *np.zeros(70)])
 
 
 @pytest.mark.parametrize(
@@ -197,24 +260,43 @@ def test_132_rectangles(top: int, left: int, shape: tuple[int, int]) -> None:
     s = section("1.3.2")
     image = s.random_words(40, 70)
     part = np.ascontiguousarray(image[top : top + shape[0], left : left + shape[1]])
-    for how in (s.rows_in, s.rectangle_in):
+    shown = np.zeros_like(image)
+    shown[top : top + shape[0], left : left + shape[1]] = part
+    for how in (s.copy_rows, s.copy_2d):
         try:
-            sums = s.rectangle(image, top, left, shape, how)
+            out, sums = s.rectangle(image, top, left, shape, how)
         except Unavailable:
-            assert gpu.SIMULATED and how is s.rectangle_in
+            assert gpu.SIMULATED and how is s.copy_2d
             continue
         np.testing.assert_array_equal(sums, s.reference(part), err_msg=how.__name__)
+        np.testing.assert_array_equal(out, shown, err_msg=how.__name__)
+    try:
+        np.testing.assert_array_equal(s.rectangle_pycuda(image, top, left, shape), shown)
+    except Unavailable as missing:
+        assert "2D" in str(missing) if gpu.SIMULATED else "PyCUDA" in str(missing)
+
+
+@pytest.mark.simulator
+def test_132_the_sums_of_a_block_do_not_race() -> None:
+    from common.simt.races import watching
+
+    s = section("1.3.2")
+    with watching() as races:
+        s.there_and_back(s.random_words(5000))
+    assert not races
 
 
 def test_132_rectangles_that_cannot_be() -> None:
     s = section("1.3.2")
     image = s.random_words(40, 70)
     for bad in (image.T, image[:, ::2], image.view(np.uint8), image.view(np.float32)):
-        with pytest.raises(ValueError, match="expected contiguous uint32"):
-            s.rectangle(bad, 3, 4, (7, 9))
+        for call in (s.rectangle, s.rectangle_pycuda):
+            with pytest.raises(ValueError, match="expected contiguous uint32"):
+                call(bad, 3, 4, (7, 9))
     for top, left, shape in ((3, 65, (7, 9)), (-3, 4, (7, 9)), (35, 4, (7, 9)), (0, 0, (0, 3))):
-        with pytest.raises(ValueError, match="rectangle inside"):
-            s.rectangle(image, top, left, shape)
+        for call in (s.rectangle, s.rectangle_pycuda):
+            with pytest.raises(ValueError, match="rectangle inside"):
+                call(image, top, left, shape)
 
 
 @pytest.mark.gpu
@@ -264,10 +346,22 @@ def test_132_recorded_figures(
     assert len(plots(printed)) == 1
 
 
+def test_132_what_it_prints_without_figures(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "recorded", lambda number: [])
+    printed = output_of("1.3.2", "--quick", capfd=capfd)
+    assert "rectangle, rows: arrived" in printed and f"not run: {results.NOTHING}" in printed
+    assert printed.count("not run: 2D copies") == gpu.SIMULATED  # said once
+
+
 def test_132_a_wrong_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     s = section("1.3.2")
-    monkeypatch.setattr(s, "there_and_back_pycuda", lambda words: words[::-1])
-    with pytest.raises(Mismatch, match="PyCUDA: back"):
+    with monkeypatch.context() as patch:
+        patch.setattr(s, "there_and_back_pycuda", lambda words: words[::-1])
+        with pytest.raises(Mismatch, match="PyCUDA: back"):
+            s.verify(1000)
+    rectangle = s.rectangle  # one pixel too far to the right
+    monkeypatch.setattr(s, "rectangle", lambda image, top, left, *more: rectangle(image, top, left + 1, *more))
+    with pytest.raises(Mismatch, match="rectangle, rows: back"):
         s.verify(1000)
 
 

@@ -257,6 +257,14 @@ class DeviceMemoryResource:
         if size:
             _state.arena.free(int(ptr))
 
+    @property
+    def attributes(self) -> SimpleNamespace:
+        """What is in use. All resources share one pool here, which keeps back nothing that was freed."""
+        if self._kind != "device":
+            raise AttributeError("attributes: page-locked memory comes from no pool")
+        free, total = memory_info()
+        return SimpleNamespace(used_mem_current=total - free, reserved_mem_current=total - free)
+
 
 class LegacyPinnedMemoryResource(DeviceMemoryResource):
     """Page-locked host memory; the device can address it too."""
@@ -274,9 +282,10 @@ class Buffer:
         self.memory_resource = resource
         self.owner = owner
         self.device_id = 0
-        foreign = owner is not None and not isinstance(owner, Buffer)
         # a NumPy array lies on the host; of other owners the address tells (a DeviceArray's is the device's)
-        self._host = foreign and (hasattr(owner, "__array_interface__") or not _state.arena.find(ptr, ptr + size))
+        foreign = owner is not None and not isinstance(owner, Buffer)
+        here = foreign and (hasattr(owner, "__array_interface__") or not _state.arena.find(ptr, ptr + size))
+        self._host: bool = owner._host if isinstance(owner, Buffer) else here
         self._free = weakref.finalize(self, _drop, resource, ptr, size) if resource is not None else None
 
     @staticmethod
