@@ -94,6 +94,8 @@ CASES = {  # what limits the resident blocks: kernel, threads a block, bytes of 
     "shared memory": ("one_chain", 128, 100 << 10),  # nobody uses it, but it is taken
 }
 
+ASKED = "simulator" if gpu.SIMULATED else "driver"  # whose occupancy calculator answers
+
 
 # %% The references
 def reference(state, chains, rounds):
@@ -148,7 +150,8 @@ def run(case, state, rounds):
 
 
 def resident(case):
-    """(registers of a thread, `limits` by hand, the driver's answer) for the blocks of a case."""
+    """(registers of a thread, `limits` by hand, the answer of the driver's calculator, or of the simulator's) for the
+    blocks of a case."""
     (name, threads, shared), (device, _) = CASES[case], gpu.open_device()
     attributes, occupancy = get_kernel(name).attributes, get_kernel(name).occupancy
     by_hand = limits(device.properties, threads, attributes.num_regs, attributes.shared_size_bytes + shared)
@@ -176,7 +179,7 @@ def verify(blocks, rounds):
         checks += [
             check(f"{name}, blocks of {threads}: each ran once", out, reference(state, CHAINS[name], rounds)),
             check("the SMs that they recorded exist", records["sm"] < sms, np.full(blocks, True)),
-            check("resident blocks, by hand and by the driver", min(by_hand.values()), answer),
+            check(f"resident blocks, by hand and by the {ASKED}", min(by_hand.values()), answer),
         ]
     return checks
 
@@ -211,7 +214,7 @@ def benchmark() -> list[Row]:
 
 # %% Show
 def show_placement():
-    """How many blocks of each case an SM holds, by hand, by the driver and as seen; and where they went."""
+    """How many blocks of each case an SM holds, by hand, when asked, and as seen; and where they went."""
     properties, rows = Device().properties, []
     sms = properties.multiprocessor_count
     for case, (name, threads, shared) in CASES.items():
@@ -222,7 +225,7 @@ def show_placement():
         occupancy = f"{answer * threads / properties.max_threads_per_multiprocessor:.0%}"
         got = f"{len(records)}: {of_sm.min()} to {of_sm.max()}"
         rows.append((case, threads, registers, shared, *by_hand.values(), answer, seen, occupancy, got))
-    columns = ("limited by", "threads", "registers", "shared", *(f"by {limit}" for limit in CASES), "driver", "seen")
+    columns = ("limited by", "threads", "registers", "shared", *(f"by {limit}" for limit in CASES), ASKED, "seen")
     table("Blocks that an SM holds at a time", (*columns, "occupancy", "launched: on an SM"), rows)
 
 

@@ -368,7 +368,10 @@ def unpacked(found):
 
 
 def smooth(stream, x, steps, cooperative=True):
-    """x, int32 (n,) of numbers from 0 to 2^29 - 1, smoothed; what is on the device already is overwritten."""
+    """x, int32 (n,) of numbers from 0 to 2^29 - 1, smoothed; what is on the device already is overwritten. ValueError
+    for steps below 0."""
+    if steps < 0:
+        raise ValueError(f"smoothing takes 0 steps or more, got {steps}")
     name, ends = "smooth_cooperative" if cooperative else "smooth_step", [on_device(stream, x)]
     ends.append(gpu.empty(x.size, np.int32, stream))
     config = LaunchConfig(grid=blocks_for(name, x.size), block=BLOCK, is_cooperative=cooperative)

@@ -151,12 +151,21 @@ def vectors(name, x, y, *numbers):
 
 
 def partial_sums(x, sums, loads):
-    """Each of `sums`, a multiple of BLOCK of them, becomes a part of the sum of x, by one of LOADS at a time."""
+    """Each of `sums`, a multiple of BLOCK of them, becomes a part of the sum of x, by one of LOADS at a time. ValueError
+    for others, or unless x is float32 of shape (n,), of which 4 divides n."""
+    if x.dtype != np.float32 or x.shape != (x.size,) or not x.size or x.size % 4:
+        raise ValueError(f"not a float32 vector of 4, 8, ... elements: {x.dtype} {x.shape}")
+    if not sums.size or sums.size % BLOCK or loads not in LOADS:
+        raise ValueError(f"not sums of whole blocks of {BLOCK}, or not {LOADS} loads: {sums.size}, {loads}")
     return f"partial_sums<{loads}>", sums.size // BLOCK, BLOCK, x, sums, np.int64(x.size // 4)
 
 
 def matmul(a, b, c):
-    """c = a b; float32, shape (n, n)."""
+    """c = a b; float32, shape (n, n); ValueError for others."""
+    if not all(m.dtype == np.float32 and m.size and m.shape == a.shape[:1] * 2 for m in (a, b, c)):
+        raise ValueError(
+            f"not square float32 matrices of one size: {', '.join(f'{m.dtype} {m.shape}' for m in (a, b))}"
+        )
     return "matmul", (-(-a.shape[0] // 32),) * 2, (32, 32), a, b, c, np.int32(a.shape[0])
 
 

@@ -333,7 +333,7 @@ def main(argv=None) -> int:
     rows, _ = results.measured_or_recorded("1.5.4", benchmark, options.bench)
     if not rows:
         return 0
-    results.show(rows, "Which count explains the time? 'vs peer': the better pattern's time over this one's")
+    results.show(rows, "Which count explains the time? 'vs peer' is the better pattern's time over this one's")
     return 0
 
 

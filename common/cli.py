@@ -130,6 +130,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return USAGE if isinstance(error, UsageError) else FAILED, f"error: {error}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "common").startswith("common"):
         return UNAVAILABLE, str(Unavailable(f"the package {error.name}", "./run setup"))
+    if isinstance(error, OSError) and error.filename:  # a full disk, a folder that may not be written
+        return FAILED, f"error: {error.strerror}: {error.filename}"
     gpu = sys.modules.get("common.gpu")  # without it there is no CUDA error either
     if gpu is not None and isinstance(error, gpu.CUDAError):  # which a simulator fault is too
         log = type(error).__name__ == "NVRTCError"  # the compiler's messages keep their lines

@@ -19,6 +19,7 @@ from common.cli import in_ipython
 _HOME = Path(__file__).resolve().parent.parent
 ROOT = _HOME if (_HOME / "pyproject.toml").is_file() else Path.cwd()  # the repository, else where we are
 OUT = ROOT / "out"  # where plots go
+WIDTH = 100  # of a table, before its headings are broken
 # a number, perhaps with a unit or a sign behind it ("923 µs", "99.2%", "0.80× torch"), or nothing
 _NUMBER = re.compile(r"[-+±~<>]?(0x)?[\d.][\d.,]*(e[-+]?\d+)?\s?([%×].*|[µmkMGT]?\S{0,7})?$|[-—]?$|nan|inf|-inf")
 # Okabe and Ito's colours can be told apart by everybody; the marker says the same again.
@@ -27,19 +28,38 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; columns that hold numbers are flush right. Piped, it has no colour and is never cut."""
+    """Print a table; columns that hold numbers are flush right, and headings take two lines or more where the table
+    would be wider than 100 columns. Piped, it has no colour and is never cut."""
     cells = [[str(cell) for cell in row] for row in rows]
     console = Console(markup=False, highlight=False, emoji=False)
-    grid = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    wide = console.options.update(max_width=10_000)
+    grid = _grid(columns, cells)
+    if Measurement.get(console, wide, grid).maximum > WIDTH:
+        grid = _grid([_stacked(name, [row[i] for row in cells]) for i, name in enumerate(columns)], cells)
+    if not (console.is_terminal or console.is_jupyter):
+        console.width = max(WIDTH, Measurement.get(console, wide, grid).maximum)
+    if title:
+        print(title)
+    console.print(grid)
+
+
+def _grid(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         numbers = bool(cells) and all(_NUMBER.match(row[i]) for row in cells)
         grid.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in cells:
         grid.add_row(*row)
-    if not (console.is_terminal or console.is_jupyter):
-        wide = console.options.update(max_width=10_000)
-        console.width = max(100, Measurement.get(console, wide, grid).maximum)
-    console.print(grid)
+    return grid
+
+
+def _stacked(heading: str, cells: Sequence[str]) -> str:
+    """A heading broken between words, so that it is hardly wider than its column; what is Chinese has its own line."""
+    first, _, rest = heading.partition(" ")
+    if rest and not first.isascii():
+        return f"{first}\n{_stacked(rest, cells)}"
+    width = max(map(len, [*cells, *heading.split(), "-"]))
+    return textwrap.fill(heading, width, break_long_words=False)
 
 
 def si(value: float, unit: str = "") -> str:

@@ -244,6 +244,10 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
+    peers = {row.peer for row in rows if row.of_peer is not None}
+    versus = ["" if row.of_peer is None else f"{times(row.of_peer)}×" for row in rows]
+    if len(peers) > 1:
+        versus = [f"{cell} {row.peer}" if cell else "" for cell, row in zip(versus, rows, strict=True)]
     further = dict.fromkeys(name for row in rows for name in row.figures or {})  # in the order of their first row
     columns: dict[str, list[str]] = {
         "节 section": [row.section if len({r.section for r in rows}) > 1 else "" for row in rows],
@@ -254,7 +258,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "速率 rate": [rate(row) for row in rows],
         "占拷贝 of copy": [share(row.of_copy) for row in rows],
         "占峰值 of peak": [share(row.of_peak) for row in rows],
-        "对比 vs peer": ["" if row.of_peer is None else f"{times(row.of_peer)}× {row.peer}" for row in rows],
+        f"对比 vs {peers.pop()}" if len(peers) == 1 else "对比 vs peer": versus,
         **{name: [figure((row.figures or {}).get(name)) for row in rows] for name in further},
         "波动 spread > 5%": [f"{row.spread:.0%}" if row.spread > NOISY else "" for row in rows],
     }
@@ -324,8 +328,13 @@ def measured_or_recorded(number: str, benchmark: Callable[[], list[Row]], wanted
 
 
 def show(rows: Sequence[Row], title: str = "") -> None:
-    """Print rows that were just measured as a table."""
-    table(title, *_cells(rows))
+    """Print rows as a table; what all of them have in common stands above it."""
+    headings, cells = _cells(rows)
+    columns = dict(zip(headings, zip(*cells, strict=True), strict=True))
+    alike = {name: column[0] for name, column in columns.items() if len(rows) > 1 and len(set(column)) == 1}
+    left = {name: column for name, column in columns.items() if name not in alike}
+    said = ", ".join(f"{name} {cell}" for name, cell in alike.items())
+    table(": ".join(filter(None, (title, said))), list(left), list(zip(*left.values(), strict=True)))
 
 
 def show_recorded(number: str, path: Path = REFERENCE) -> None:

@@ -335,6 +335,9 @@ def test_143_bad_input() -> None:
         s.run(s.best, good, good, "best_lock")
     with pytest.raises(ValueError, match=r"a bucket for each value, got \(3,\) and \(2,\)"):
         s.run(s.best, np.zeros(2, np.uint32), good, "best_lock")
+    for cooperative in (True, False):
+        with pytest.raises(ValueError, match="0 steps or more, got -1"):
+            s.run(s.smooth, good, -1, cooperative)
 
 
 def test_143_prints_what_the_race_lost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_142_two_dimensions(width: int) -> None:
 )
 def test_142_three_dimensions(shape: tuple[int, int, int]) -> None:
     s, values = section("1.4.2"), section("1.4.2").random_values(shape)
-    for name, blocks in (("jacobi_3d", ((32, 4, 2), (3, 5, 7))), ("jacobi_3d_march", ((32, 1, 1), (32, 4, 1)))):
+    for name, blocks in (("jacobi_3d", ((32, 4, 2), (3, 5, 7))), (s.FLOAT4_3D, ((32, 1, 1), (32, 4, 1)))):
         for block in blocks:
             check(f"{name} {block}", s.jacobi(values, block, name), s.reference(values), **s.CLOSE)
 
@@ -62,7 +62,7 @@ def test_142_three_dimensions(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 119, 120, 121, 122, 123, 124])
 def test_142_what_lies_between_the_rows_does_not_count(width: int) -> None:
     s, (_, stream) = section("1.4.2"), gpu.open_device()
-    for name, shape in ((s.FLOAT4, (10, width)), ("jacobi_3d_march", (4, 3, width))):
+    for name, shape in ((s.FLOAT4, (10, width)), (s.FLOAT4_3D, (4, 3, width))):
         values = s.random_values(shape)
         for more in (0, 4, 8):
             widths = [(0, 0)] * (len(shape) - 1) + [(0, -width % 4 + more)]
@@ -74,7 +74,7 @@ def test_142_what_lies_between_the_rows_does_not_count(width: int) -> None:
 
 def test_142_a_block_writes_no_columns_but_its_own() -> None:
     s, (_, stream) = section("1.4.2"), gpu.open_device()
-    for name, shape, grid in ((s.FLOAT4, (9, 200), (1, 9)), ("jacobi_3d_march", (3, 4, 200), (1, 2, 1))):
+    for name, shape, grid in ((s.FLOAT4, (9, 200), (1, 9)), (s.FLOAT4_3D, (3, 4, 200), (1, 2, 1))):
         values, ours = s.random_values(shape), (..., slice(120))
         d_in, d_out = gpu.to_device(values, stream), gpu.to_device(np.full(shape, -7, np.float32), stream)
         s.start(stream, name, (32, 2, 1)[: len(shape)], shape, d_in, d_out, grid)
@@ -147,7 +147,7 @@ def test_142_bad_input() -> None:
     ):
         with pytest.raises(ValueError, match=f"expected float32 and a block of 2 or 3 extents, got {words}"):
             s.jacobi(values, block)
-    for values, block, name in ((plane, (16, 8), s.FLOAT4), (cube, (64, 2, 1), "jacobi_3d_march")):
+    for values, block, name in ((plane, (16, 8), s.FLOAT4), (cube, (64, 2, 1), s.FLOAT4_3D)):
         with pytest.raises(ValueError, match=f"{name} needs blocks of 32 threads in x, got "):
             s.jacobi(values, block, name)
     for values, block in ((plane, (64, 32)), (cube, (4, 4, 128))):  # 2048 threads; 128 in z
@@ -229,7 +229,7 @@ def test_142_shapes_of_equal_occupancy_are_far_apart() -> None:
         name = row.name.partition(",")[0]
         best[name] = max(best.get(name, 0), row.of_copy)
     assert best[s.FLOAT4] > 0.9 and best[s.FLOAT4] >= best["jacobi_2d"]
-    assert best["jacobi_3d_march"] > best["jacobi_3d"]
+    assert best[s.FLOAT4_3D] > best["jacobi_3d"]
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def outputs(number: str) -> list[np.ndarray]:
     plane, cube = s.random_values((67, 259)), s.random_values((19, 20, 130))
     found = [s.jacobi(plane, (32, 8)), s.jacobi(plane, (32, 4), s.FLOAT4)]
     found.append(s.jacobi(plane, (32, 8), "jacobi_2d_stride", (9, 2)))
-    return [*found, s.jacobi(cube, (8, 8, 4)), s.jacobi(cube, (32, 4, 1), "jacobi_3d_march")]
+    return [*found, s.jacobi(cube, (8, 8, 4)), s.jacobi(cube, (32, 4, 1), s.FLOAT4_3D)]
 
 
 @pytest.mark.gpu
@@ -254,7 +254,7 @@ def test_142_blocks_and_grids_that_would_leave_points_out() -> None:
     cube, plane = s.random_values((17, 5, 121)), s.random_values((90, 90))
     for block in ((32, 2, 2), (32, 1, 4)):
         with pytest.raises(ValueError, match="one in z"):
-            s.jacobi(cube, block, "jacobi_3d_march")
+            s.jacobi(cube, block, s.FLOAT4_3D)
     with pytest.raises(ValueError, match="no other kernel takes one"):
         s.jacobi(plane, (32, 8), grid=(1, 1))
     with pytest.raises(ValueError, match="needs a grid"):

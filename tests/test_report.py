@@ -54,6 +54,16 @@ def test_a_piped_table_has_no_colour_and_lines_up(capsys, monkeypatch):
     assert len(ends) == 2 and ends[0] == ends[1], "numbers are flush right, however wide the Chinese before them"
 
 
+def test_headings_of_a_wide_table_are_broken_between_words(capsys):
+    columns = ("实现 variant", "store sectors for each request", "unbreakable", "n")
+    report.table("", columns, [("x" * 60, 4, 1, 2), ("y", 8, 1, 2)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["实现", "for"] in [line[:2] for line in lines] or ["实现", "each"] in [line[:2] for line in lines]
+    assert [line for line in lines if "unbreakable" in line] and all("variant" not in line for line in lines[:3])
+    report.table("", columns, [("x", 4, 1, 2)])
+    assert "实现 variant   store sectors for each request" in capsys.readouterr().out
+
+
 def test_an_empty_table_is_no_error(capsys):
     report.table("", ("a", "b"), [])
     assert "a" in capsys.readouterr().out

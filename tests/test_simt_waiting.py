@@ -205,6 +205,14 @@ def test_any_way_to_poll_lets_other_blocks_run(
     assert host(out).sum() == grid
 
 
+@pytest.mark.parametrize("text", ["", "abc", "0", "-1", "nan"])
+def test_a_time_limit_that_is_none_is_refused_in_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scheduler._time_limit(text)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert scheduler._time_limit("0.5") == 0.5
+
+
 def test_an_exchange_that_changes_nothing_is_a_wait() -> None:
     with pytest.raises(errors.Deadlock, match="wait in a loop"):
         run("never", to_device(np.ones(1, np.int32)))

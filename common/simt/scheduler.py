@@ -8,6 +8,7 @@ is set aside for the next one, so no order of blocks can hang a correct program.
 """
 
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,8 +30,21 @@ SPIN_STEPS = 48  # steps in a waiting loop before other threads get their turn
 TURNS = 64  # rounds of SPIN_STEPS in which a loop that changes memory may go on before other blocks get their turn
 PATIENCE = 3  # stalls before lanes set aside at a warp instruction go on without the missing ones
 STALLED_ROUNDS = 256  # rounds of nothing but waiting, over all chunks, before it counts as a deadlock
-# seconds for one launch before it counts as endless; a GPU that drives a display allows about two
-TIME_LIMIT = float(os.environ.get("CUDA_BOOK_TIME_LIMIT", "120"))
+
+
+def _time_limit(text: str) -> float:
+    """Seconds for one launch before it counts as endless; a GPU that drives a display allows about two."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:  # which nan is not either
+        print(f"error: CUDA_BOOK_TIME_LIMIT is {text!r}; it may be a number of seconds above 0", file=sys.stderr)
+        raise SystemExit(2)
+    return seconds
+
+
+TIME_LIMIT = _time_limit(os.environ.get("CUDA_BOOK_TIME_LIMIT", "120"))
 
 
 @dataclass
