@@ -7,10 +7,11 @@ Asynchronous launches, host work that overlaps with a kernel, events between str
 要点
   启动只是把工作放进流里，主机立即继续；要用结果，先在流或事件上同步。
   拷贝要异步，主机内存必须是锁页内存；同一个流中的工作按顺序执行，跨流的先后要用事件规定。
-  启动配置的错误当场报告；核函数运行中的错误要到下一次同步才出现，而且上下文从此报废，只能结束进程。
+  启动配置的错误当场报告；核函数运行中的错误要到之后的某次 CUDA 调用才出现，最迟在同步时；上下文从此报废，只能结束进程。
 Key idea
   A launch puts work into a stream and returns; the host is free until it needs the result. So a wrong launch is
-  reported at once, but what a kernel does wrong surfaces at a later synchronisation, and ends the context.
+  reported at once, but what a kernel does wrong surfaces at some later call, at the latest at a synchronisation, and
+  ends the context.
 
 Run:      ./run 1.1.4     or     python ch01_cuda_basics/s1_1_4_host_and_device.py [--size N] [--quick]
 Look at:  which call reports which error; on a GPU, that launch and host work take no time beside the kernel's.
@@ -155,7 +156,8 @@ def immediate_errors():
 FAULTY_PROGRAM = r"""
 import sys
 import numpy as np
-from common.gpu import CUDAError, Device, LaunchConfig, Program, ProgramOptions, launch  # as above
+from common.gpu import CUDAError, Device, LaunchConfig, Program, ProgramOptions, launch  # from cuda.core, as above;
+# CUDAError has no public name there yet: from cuda.core._utils.cuda_utils import CUDAError
 
 device = Device(0)
 device.set_current()
@@ -173,6 +175,7 @@ def report(call, function, *arguments):
 
 report("launch", launch, stream, LaunchConfig(grid=1, block=32), kernel, nowhere, np.int64(32), np.int32(1))
 report("stream.sync", stream.sync)
+report("launch, later", launch, stream, LaunchConfig(grid=1, block=32), kernel, nowhere, np.int64(0), np.int32(1))
 report("device.sync, later", device.sync)
 """
 
@@ -184,7 +187,7 @@ def delayed_error():
     calls = [(call, brief(text)) for call, _, text in (line.partition("\t") for line in done.stdout.splitlines())]
     # the driver says CUDA_ERROR_ILLEGAL_ADDRESS, the runtime library cudaErrorIllegalAddress
     reported = ["illegaladdress" in text.lower().replace("_", "") for _, text in calls]
-    if reported != [False, True, True] or calls[0][1] != "no error":
+    if reported != [False, True, True, True] or calls[0][1] != "no error":
         raise Mismatch(f"expected an error from the second call on, got {calls}\n{done.stderr}")
     return calls
 

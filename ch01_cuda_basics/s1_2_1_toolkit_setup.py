@@ -33,7 +33,7 @@ import numpy as np
 
 from common import gpu
 from common.cli import ReaderError, check_fits, header, parser, run_main
-from common.doctor import PURPOSE, TOOLS, find_tool
+from common.doctor import PURPOSE, TOOLS, find_tool, pins
 
 # in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
 from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
@@ -104,6 +104,12 @@ def versions():
     return found
 
 
+def built_for():
+    """{package: the CUDA that its name says it is built for, as "13."}, of those installed, such as cupy-cuda13x."""
+    names = (distribution.name or "" for distribution in metadata.distributions())
+    return {name: f"{cuda[1]}." for name in names if (cuda := re.search(r"-cu(?:da)?(\d\d)x?$", name))}
+
+
 def disagreements(toolkit, found):
     """A line for each of `found`, {name: version}, whose CUDA is of another major version than NVRTC, `toolkit`."""
     other = {name: has for name, has in found.items() if not has.startswith(f"{toolkit[0]}.")}
@@ -163,7 +169,8 @@ def variables():
 # %% What goes together
 # The oldest driver for each major version of the toolkit, on Linux (NVIDIA's CUDA Compatibility guide, "Minor Version
 # Compatibility", table 1: docs.nvidia.com/deploy/cuda-compatibility), and the packages that go with it here.
-OLDEST_DRIVER = {11: (450, "-"), 12: (525, "requirements-cu12.txt"), 13: (580, "requirements.txt")}
+OLDEST_DRIVER = {11: (450, None), 12: (525, "requirements-cu12.txt"), 13: (580, "requirements.txt")}
+PACKAGES = "cuda-core", "cuda-bindings", "torch", "numpy"
 
 
 def verdict(driver, toolkit, capability, targets):
@@ -189,7 +196,8 @@ def verdict(driver, toolkit, capability, targets):
 def compatibility_table(driver):
     """[(toolkit, oldest driver, packages, what of it runs with this `driver`, which may be None)]."""
     rows = []
-    for major, (oldest, packages) in OLDEST_DRIVER.items():
+    for major, (oldest, file) in OLDEST_DRIVER.items():
+        packages = f"{file}: {', '.join(f'{name} {pins(file)[name]}' for name in PACKAGES)}" if file else "none here"
         runs = "-" if driver is None else "nothing" if driver[0] < major else "machine code, PTX"
         if driver and driver[0] == major:
             runs += f" up to {dotted(driver)}"
@@ -278,7 +286,7 @@ def main(argv=None) -> int:
     rows += [(f"GPU {d.device_id}", f"{d.name}, {dotted(d.compute_capability)}") for d in Device.get_all_devices()]
     rows += [("NVRTC", f"{dotted(toolkit)}, compiles for {', '.join(str(target / 10) for target in targets)}")]
     table("", ("what", "found"), [*rows, *found.items()])
-    print("\n".join(disagreements(toolkit, found)) or f"all of major version {toolkit[0]}", end="\n\n")
+    print("\n".join(disagreements(toolkit, found | built_for())) or f"all of major version {toolkit[0]}", end="\n\n")
     table("Where it comes from", ("what", "found by", "where"), places())
     table("Environment", ("variable", "value", "what it is for"), variables())
     columns = "toolkit", "driver", "packages", "runs with this driver"

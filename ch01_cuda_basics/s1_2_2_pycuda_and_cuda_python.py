@@ -1,7 +1,7 @@
 # %%
 """1.2.2 Python环境配置：PyCUDA与CUDA Python接口 — PyCUDA and CUDA Python
 
-本节把同一个核函数用 cuda.bindings（驱动 API）、cuda.core 与 PyCUDA 各写一遍，比较结果、代码量和每次启动占用主机的时间。
+本节把同一个核函数用 cuda.bindings（驱动 API）、cuda.core 与 PyCUDA 各写一遍，比较结果、代码和每次启动占用主机的时间。
 One kernel through cuda.bindings (the driver API), cuda.core and PyCUDA: the results, the code and the cost of a launch.
 
 要点
@@ -13,13 +13,12 @@ Key idea
   work, the bindings for what neither has; in one primary context and one stream they share memory.
 
 Run:      ./run 1.2.2     or     python ch01_cuda_basics/s1_2_2_pycuda_and_cuda_python.py [--size N] [--quick]
-Look at:  that all give the same bits, and how much code each needs; on a GPU, what a launch costs the host.
+Look at:  that all give the same bits, with how much code; on a GPU, what a launch costs the host.
 """
 
 import contextlib
 import ctypes
-import functools
-import inspect
+from functools import partial
 
 import numpy as np
 
@@ -59,18 +58,21 @@ def reference(a, x, y, low, high):
     return np.clip(exact.astype(np.float32), np.float32(low), np.float32(high))
 
 
-class Interface:
-    """`call = Interface(); call(a, x, y, low, high)` is the updated y, float32, shape (n,); x and y stay as they are.
+def checked(x, y, low, high):
+    """x and y as contiguous arrays. ValueError unless float32 vectors of one length, not empty, and low <= high."""
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    if not (x.dtype == y.dtype == np.float32 and x.shape == y.shape == (x.size,) and x.size > 0 and low <= high):
+        got = f"{x.dtype} {x.shape}, {y.dtype} {y.shape}, {low} and {high}"
+        raise ValueError(f"expected two float32 vectors of one length, not empty, and low <= high, got {got}")
+    return x, y
 
-    ValueError unless both are float32 vectors of one length, not empty. Unavailable where the interface is missing.
-    """
+
+class Interface:
+    """`call = Interface(); call(a, x, y, low, high)` is the updated y, in new memory. ValueError as `checked` says."""
 
     def __call__(self, a, x, y, low, high):
-        if x.dtype != np.float32 or y.dtype != np.float32 or x.ndim != 1 or x.shape != y.shape or x.size == 0:
-            given = f"{x.dtype} {x.shape} and {y.dtype} {y.shape}"
-            raise ValueError(f"expected two float32 vectors of one length, not empty, got {given}")
-        out = np.array(y)
-        d_x, d_y = self.upload(np.ascontiguousarray(x)), self.upload(out)
+        x, y = checked(x, y, low, high)
+        d_x, d_y, out = self.upload(x), self.upload(y), np.empty_like(y)
         try:
             self.launcher(a, d_x, d_y, low, high, out.size)()
             self.download(out, d_y)
@@ -81,8 +83,7 @@ class Interface:
     def free(self, *arrays):
         """Nothing to do: they are freed when nobody refers to them any more."""
 
-    def close(self):
-        """Nothing to do, either."""
+    close = free  # nor here
 
 
 # %% cuda.bindings: the driver's own functions, one for one
@@ -114,8 +115,8 @@ class Driver(Interface):
         grid, block, shared, stream = (-(-n // BLOCK), 1, 1), (BLOCK, 1, 1), 0, 0  # stream 0: the legacy default one
 
         def start(keep=values):  # alive as long as this function
-            first = ctypes.addressof(addresses)
-            gpu.checked(self.driver.cuLaunchKernel(self.kernel, *grid, *block, shared, stream, first, 0))
+            where = ctypes.addressof(addresses)
+            gpu.checked(self.driver.cuLaunchKernel(self.kernel, *grid, *block, shared, stream, where, 0))
 
         return start
 
@@ -136,8 +137,7 @@ def compile_with_nvrtc(arch):
     from cuda.bindings import nvrtc
 
     program = gpu.checked(nvrtc.nvrtcCreateProgram(KERNEL.encode(), b"clipped_update.cu", 0, [], []))
-    options = [b"-std=c++17", f"-arch={arch}".encode()]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-std=c++17", f"-arch={arch}".encode()])
     if int(status) != 0:
         log = bytes(gpu.checked(nvrtc.nvrtcGetProgramLogSize(program)) + 1)  # written into: Python shares short bytes
         gpu.checked(nvrtc.nvrtcGetProgramLog(program, log))
@@ -161,8 +161,7 @@ class Core(Interface):
 
     def upload(self, array):
         on_device = self.device.allocate(array.nbytes, stream=self.stream)
-        host = Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
-        on_device.copy_from(host, stream=self.stream)
+        on_device.copy_from(Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array), stream=self.stream)
         return on_device
 
     def launcher(self, a, d_x, d_y, low, high, n):
@@ -171,8 +170,7 @@ class Core(Interface):
         return lambda: launch(self.stream, config, self.kernel, *arguments)
 
     def download(self, array, on_device):
-        host = Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
-        on_device.copy_to(host, stream=self.stream)
+        on_device.copy_to(Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array), stream=self.stream)
         self.stream.sync()
 
 
@@ -231,23 +229,15 @@ INTERFACES = {  # and: who checks errors, who frees memory, what it is good for
 
 @contextlib.contextmanager
 def interfaces():
-    """{name: interface} of those that are here; closed in the end. One line for each library that is missing."""
+    """({name: interface} of those that are here, closed in the end; one line for each library that is missing)."""
     found, missing = {}, {}
     with contextlib.ExitStack() as stack:
         for name, (make, *_) in INTERFACES.items():
             try:
                 found[name] = stack.enter_context(contextlib.closing(make()))
             except Unavailable as error:
-                missing[str(error)] = None
-        for line in missing:
-            print(line)
-        yield found
-
-
-def lines_of(make):
-    """The lines of code of an interface: what it takes to set up, copy, launch and free."""
-    steps = (getattr(make, name) for name in ("__init__", "upload", "launcher", "download", "free", "close"))
-    return sum(len(inspect.getsourcelines(step)[0]) for step in steps if step not in (Interface.free, Interface.close))
+                missing[str(error)] = name  # three need PyCUDA, but that is one line
+        yield found, list(missing)
 
 
 # %% One memory, two libraries
@@ -257,7 +247,7 @@ def shared_memory(x, y):
     PyCUDA's kernels take whatever has __cuda_array_interface__; cuda.core's take the Buffer around a GPUArray's
     address. Both work in the legacy default stream, so the second launch waits for the first, and the host for none.
     """
-    theirs, ours = PyCuda(), Core(LEGACY_DEFAULT_STREAM)
+    (x, y), theirs, ours = checked(x, y, -1, 1), PyCuda(), Core(LEGACY_DEFAULT_STREAM)
     d_x, d_y = gpu.DeviceArray(ours.upload(x), x.shape, x.dtype), theirs.upload(y)
     theirs.launcher(2, d_x, d_y, -5, 5, x.size)()
     y_buffer = Buffer.from_handle(int(d_y.gpudata), d_y.nbytes, owner=d_y)
@@ -284,35 +274,31 @@ def verify(found, n):
 LAUNCHES, SMALL = 1000, 256  # launches in a row; elements of each
 
 
-def compare(found) -> list[Row]:
-    """What each of many launches costs the host; the kernel alone, on the GPU; whole calls, copies and all."""
-    yardsticks = timing.yardsticks(*gpu.open_device())
-    verify(found, 100_003)
-    (x, y), back, core = random_vectors(1 << 20), np.empty(SMALL, np.float32), found["cuda.core"]
-    held = {name: [call.upload(v[:SMALL]) for v in (x, y)] for name, call in found.items()}
-    starts = {name: call.launcher(1, *held[name], -1, 1, SMALL) for name, call in found.items()}
-
-    def launches(name):
-        for _ in range(LAUNCHES):
-            starts[name]()
-        found[name].download(back, held[name][1])  # waits for all of them
-
-    taken = timing.wall_clock({name: functools.partial(launches, name) for name in found})
-    costs = {name: timing.Timing.of([s / LAUNCHES for s in t.samples], LAUNCHES) for name, t in taken.items()}
-    calls = timing.wall_clock({name: functools.partial(call, 1, x, y, -1, 1) for name, call in found.items()})
-    alone = timing.benchmark({"the kernel on the GPU": lambda stream: starts["cuda.core"]()}, core.stream)
-    for name, call in found.items():
-        call.free(*held[name])
-    row, rows = functools.partial(Row.from_timing, section="1.2.2", dtype="f32", yardsticks=yardsticks), []
-    for size, times in ((f"{SMALL}, each launch", costs), ("2^20, a whole call", calls)):
-        peer = "driver", times["cuda.bindings.driver"]
-        rows += [row(name=name, size=size, timing=t, peer=peer) for name, t in times.items()]
-    return rows + [row(name=name, size=f"{SMALL}, each launch", timing=t) for name, t in alone.items()]
-
-
 def benchmark() -> list[Row]:
-    with interfaces() as found:
-        return compare(found)
+    """What each of many launches costs the host; the kernel alone, on the GPU; whole calls, copies and all."""
+    with interfaces() as (found, _):
+        yardsticks = timing.yardsticks(*gpu.open_device())
+        verify(found, 100_003)
+        (x, y), back = random_vectors(1 << 20), np.empty(SMALL, np.float32)
+        held = {name: [call.upload(v[:SMALL]) for v in (x, y)] for name, call in found.items()}
+        starts = {name: call.launcher(1, *held[name], -1, 1, SMALL) for name, call in found.items()}
+
+        def launches(name):
+            for _ in range(LAUNCHES):
+                starts[name]()
+            found[name].download(back, held[name][1])  # waits for all of them
+
+        taken = timing.wall_clock({name: partial(launches, name) for name in found})
+        costs = {name: timing.Timing.of([s / LAUNCHES for s in t.samples], LAUNCHES) for name, t in taken.items()}
+        calls = timing.wall_clock({name: partial(call, 1, x, y, -1, 1) for name, call in found.items()})
+        alone = timing.benchmark({"the kernel on the GPU": lambda _: starts["cuda.core"]()}, found["cuda.core"].stream)
+        for name, call in found.items():
+            call.free(*held[name])
+        row, rows = partial(Row.from_timing, section="1.2.2", dtype="f32", yardsticks=yardsticks), []
+        for size, times in ((f"{SMALL}, each launch", costs), ("2^20, a whole call", calls)):
+            peer = "driver", times["cuda.bindings.driver"]
+            rows += [row(name=name, size=size, timing=t, peer=peer) for name, t in times.items()]
+        return rows + [row(name=name, size=f"{SMALL}, each launch", timing=t) for name, t in alone.items()]
 
 
 # %% Run
@@ -322,11 +308,13 @@ def main(argv=None) -> int:
     check_fits(16 * options.size)
     arch = f"sm_{Device(0).arch}"
     print(f"cuda.bindings.nvrtc: {len(compile_with_nvrtc(arch)):,} bytes of machine code for {arch}")
-    with interfaces() as found:
+    with interfaces() as (found, missing):
+        for line in missing:
+            print(line)
         checks_table(verify(found, options.size))
-        facts = [(name, lines_of(make), *others) for name, (make, *others) in INTERFACES.items()]
-        table("", ("interface", "lines", "who checks errors", "who frees memory", "good for"), facts)
-        rows = measure(functools.partial(compare, found), options.bench)
+        facts = [(name, *others) for name, (_, *others) in INTERFACES.items()]
+        table("", ("interface", "who checks errors", "who frees memory", "good for"), facts)
+    rows = measure(benchmark, options.bench)
     if rows:
         *launched, kernel = (row.seconds for row in rows if row.size.endswith("each launch"))
         cost = f"{si(min(launched), 's')} to {si(max(launched), 's')}"

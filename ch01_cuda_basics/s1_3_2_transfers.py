@@ -21,6 +21,7 @@ import time
 from functools import cache, partial
 
 import numpy as np
+from cuda.bindings import runtime
 
 from common import gpu, results, timing
 from common.cli import Unavailable, check_fits, header, parser, run_main
@@ -111,10 +112,11 @@ def checksum(d_words, stream):
     return sums.to_host(stream)
 
 
-def check_words(words):
-    """ValueError unless words are contiguous uint32, at least one."""
-    if words.dtype != np.uint32 or words.size == 0 or not words.flags.c_contiguous:
-        raise ValueError(f"expected contiguous uint32 that are not empty, got {words.dtype} {words.shape}")
+def words_of(array):
+    """The array. ValueError unless it is contiguous uint32, at least one."""
+    if (array := np.asarray(array)).dtype != np.uint32 or array.size == 0 or not array.flags.c_contiguous:
+        raise ValueError(f"expected contiguous uint32 that are not empty, got {array.dtype} {array.shape}")
+    return array
 
 
 def there_and_back(words, kind=pinned):
@@ -122,8 +124,7 @@ def there_and_back(words, kind=pinned):
 
     The copies are enqueued; the host waits once, for an event behind them. ValueError for other arrays.
     """
-    check_words(words)
-    device, stream = gpu.open_device()
+    words, (device, stream) = words_of(words), gpu.open_device()
     (source, _), (target, out) = kind(words), kind(np.zeros_like(words))
     d_words = device.allocate(words.nbytes, stream=stream)
     d_words.copy_from(source, stream=stream)
@@ -137,87 +138,72 @@ def there_and_back(words, kind=pinned):
 NO_DRIVER = "2D copies and pitched memory: they are the driver's, which the simulator does not have"
 
 
-def place(array, top=0, left=0):
-    """An end of a 2D copy in a 2D host array: (address, bytes from row to row, what owns the memory)."""
-    return array.ctypes.data + top * array.strides[0] + left * array.itemsize, array.strides[0], array
-
-
-def on_device(buffer, pitch):
-    """An end of a 2D copy in device memory, `pitch` bytes from row to row."""
-    return int(buffer.handle), pitch, buffer
+def on_host(part):
+    """One side of a 2D copy, a NumPy array or a rectangle cut out of one: (a Buffer from its first byte to its last,
+    bytes from row to row). In device memory it is a Buffer with its pitch."""
+    (height, width), (pitch, _) = part.shape, part.strides
+    return Buffer.from_handle(part.ctypes.data, (height - 1) * pitch + width * part.itemsize, owner=part), pitch
 
 
 def copy_rows(target, source, width, height, stream):
-    """Copy `height` rows of `width` bytes between two ends, with a copy for each row."""
+    """Copy `height` rows of `width` bytes from one side to the other, with a copy for each row."""
     for y in range(height):
-        to, from_ = (Buffer.from_handle(at + y * pitch, width, owner=owner) for at, pitch, owner in (target, source))
+        to, from_ = (Buffer.from_handle(int(b.handle) + y * pitch, width, owner=b) for b, pitch in (target, source))
         to.copy_from(from_, stream=stream)
 
 
 def copy_2d(target, source, width, height, stream):
-    """As `copy_rows`, in one call: the driver's cuMemcpy2DAsync. Unavailable on the simulator, which has no driver."""
+    """As `copy_rows`, in one call. Unavailable on the simulator, which has no driver."""
     if gpu.SIMULATED:
         raise Unavailable(NO_DRIVER)
-    from cuda.bindings import driver
-
-    kinds = {False: ("Host", driver.CUmemorytype.CU_MEMORYTYPE_HOST)}
-    kinds[True] = "Device", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    copy = driver.CUDA_MEMCPY2D()
-    copy.WidthInBytes, copy.Height = width, height
-    for end, (address, pitch, owner) in (("dst", target), ("src", source)):
-        name, kind = kinds[isinstance(owner, Buffer)]
-        setattr(copy, f"{end}MemoryType", kind)
-        setattr(copy, f"{end}{name}", address)
-        setattr(copy, f"{end}Pitch", pitch)
-    gpu.checked(driver.cuMemcpy2DAsync(copy, int(stream.handle)))
+    (to, to_pitch), (from_, from_pitch) = target, source
+    kind = runtime.cudaMemcpyKind.cudaMemcpyDefault  # the addresses tell where they lie
+    ends = int(to.handle), to_pitch, int(from_.handle), from_pitch
+    gpu.checked(runtime.cudaMemcpy2DAsync(*ends, width, height, kind, int(stream.handle)))
 
 
-def check_rectangle(image, top, left, shape):
-    """ValueError unless the image is contiguous uint32 (height, width) and the rectangle, of `shape`, lies inside it."""
-    inside = image.ndim == 2 and min(top, left) >= 0 and min(shape) > 0
-    inside = inside and top + shape[0] <= image.shape[0] and left + shape[1] <= image.shape[1]
-    if image.dtype != np.uint32 or not image.flags.c_contiguous or not inside:
-        where = f"{shape} at ({top}, {left})"
-        raise ValueError(f"expected contiguous uint32 and a rectangle inside, got {image.dtype} {image.shape}, {where}")
+def cut(image, top, left, shape):
+    """The rectangle of that shape, as a view. ValueError unless the image is contiguous uint32 (height, width) and the
+    rectangle, which has to have at least one pixel, lies inside."""
+    image = words_of(image)
+    can_be = image.ndim == 2 and min(top, left) >= 0 and min(shape) > 0
+    part = image[top : top + shape[0], left : left + shape[1]] if can_be else None
+    if part is None or part.shape != tuple(shape):  # a slice ends where the image does
+        raise ValueError(f"expected a rectangle inside, got {tuple(shape)} at ({top}, {left}) of {image.shape}")
+    return part
 
 
 def rectangle(image, top, left, shape, how=copy_rows):
     """Copy a rectangle to the device and into its place in an image of zeros: (that image, the checksum on the device).
-
-    The image is uint32 (height, width). ValueError for another, and where the rectangle, of `shape`, is not inside.
-    """
-    check_rectangle(image, top, left, shape)
-    (device, stream), (height, width), out = gpu.open_device(), (shape[0], 4 * shape[1]), np.zeros_like(image)
-    d_rectangle = device.allocate(width * height, stream=stream)
-    how(on_device(d_rectangle, width), place(image, top, left), width, height, stream)
-    how(place(out, top, left), on_device(d_rectangle, width), width, height, stream)
-    return out, checksum(d_rectangle, stream)  # which waits
+    ValueError as `cut` says."""
+    part, out, (device, stream) = cut(image, top, left, shape), np.zeros_like(image), gpu.open_device()
+    d_part, width, height = device.allocate(part.nbytes, stream=stream), 4 * shape[1], shape[0]
+    how((d_part, width), on_host(part), width, height, stream)
+    how(on_host(cut(out, top, left, shape)), (d_part, width), width, height, stream)
+    return out, checksum(d_part, stream)  # which waits
 
 
 def pitched_and_back(image):
     """(the image after a round trip through pitched device memory, the pitch in bytes): there every row begins at an
-    address that suits wide loads, whatever the width is (cuMemAllocPitch). Unavailable on the simulator."""
+    address that suits wide loads, whatever the width is. ValueError as `cut` says, Unavailable on the simulator."""
+    image, (_, stream) = cut(image, 0, 0, np.shape(image)), gpu.open_device()
     if gpu.SIMULATED:
         raise Unavailable(NO_DRIVER)
-    from cuda.bindings import driver
-
-    (height, width), (_, stream), out = image.shape, gpu.open_device(), np.zeros_like(image)
-    nbytes = width * image.itemsize
-    address, pitch = gpu.checked(driver.cuMemAllocPitch(nbytes, height, 16))  # for loads of 16 bytes
-    pitched = on_device(Buffer.from_handle(int(address), pitch * height), pitch)
-    copy_2d(pitched, place(image), nbytes, height, stream)
-    copy_2d(place(out), pitched, nbytes, height, stream)
+    out, width, height = np.zeros_like(image), 4 * image.shape[1], image.shape[0]
+    address, pitch = gpu.checked(runtime.cudaMallocPitch(width, height))
+    pitched = Buffer.from_handle(int(address), pitch * height), pitch
+    copy_2d(pitched, on_host(image), width, height, stream)
+    copy_2d(on_host(out), pitched, width, height, stream)
     stream.sync()
-    gpu.checked(driver.cuMemFree(address))
+    gpu.checked(runtime.cudaFree(address))
     return out, pitch
 
 
 # %% The same through PyCUDA
 def there_and_back_pycuda(words):
     """As `there_and_back`, from pinned memory; only the words. Unavailable without PyCUDA."""
-    check_words(words)
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda
-    cuda = load_pycuda().driver
+    words, cuda = words_of(words), load_pycuda().driver
     source, out = (cuda.pagelocked_empty(words.shape, np.uint32) for _ in range(2))
     source[:] = words
     d_words, stream = cuda.mem_alloc(words.nbytes), cuda.Stream()
@@ -228,22 +214,20 @@ def there_and_back_pycuda(words):
 
 
 def rectangle_pycuda(image, top, left, shape):
-    """As `rectangle`, by PyCUDA's Memcpy2D; only the image. Unavailable without PyCUDA, and on the simulator."""
-    check_rectangle(image, top, left, shape)
+    """A rectangle as it arrives on the device, by PyCUDA's Memcpy2D. ValueError as `cut` says, Unavailable without
+    PyCUDA, and on the simulator."""
+    part = np.zeros_like(cut(image, top, left, shape), order="C")
     if gpu.SIMULATED:
         raise Unavailable(NO_DRIVER)
-    cuda, out, width = load_pycuda().driver, np.zeros_like(image), 4 * shape[1]
-    d_rectangle, there, back = cuda.mem_alloc(width * shape[0]), cuda.Memcpy2D(), cuda.Memcpy2D()
-    there.set_src_host(image)
-    there.set_dst_device(d_rectangle)
-    there.src_pitch, there.src_x_in_bytes, there.src_y, there.dst_pitch = image.strides[0], 4 * left, top, width
-    back.set_src_device(d_rectangle)
-    back.set_dst_host(out)
-    back.dst_pitch, back.dst_x_in_bytes, back.dst_y, back.src_pitch = out.strides[0], 4 * left, top, width
-    for copy in (there, back):
-        copy.width_in_bytes, copy.height = width, shape[0]
-        copy(aligned=True)
-    return out
+    cuda = load_pycuda().driver
+    d_part, copy = cuda.mem_alloc(part.nbytes), cuda.Memcpy2D()
+    copy.set_src_host(image)
+    copy.src_pitch, copy.src_x_in_bytes, copy.src_y = 4 * image.shape[1], 4 * left, top
+    copy.set_dst_device(d_part)
+    copy.dst_pitch, copy.width_in_bytes, copy.height = 4 * shape[1], 4 * shape[1], shape[0]
+    copy(aligned=True)
+    cuda.memcpy_dtoh(part, d_part)
+    return part
 
 
 # %% Verify and measure
@@ -253,52 +237,56 @@ def random_words(*shape):
 
 def verify(n):
     """The checks of all copies, on n words and a rectangle. Raises Mismatch if one is wrong."""
-    words, image, missing = random_words(n), random_words(50, 77), {}
-    shown = np.zeros_like(image)
-    shown[7:38, 9:42] = image[7:38, 9:42]  # the rectangle of 31 x 33
-    sums, sums_of_part = reference(words), reference(image[7:38, 9:42])
-    calls = {  # what it gives, and what is expected
-        "pageable": (partial(there_and_back, words, pageable), (words, sums)),
-        "pinned": (partial(there_and_back, words, pinned), (words, sums)),
-        "pinned, PyCUDA": (lambda: (there_and_back_pycuda(words),), (words,)),
-        "rectangle, rows": (partial(rectangle, image, 7, 9, (31, 33)), (shown, sums_of_part)),
-        "rectangle, 2D": (partial(rectangle, image, 7, 9, (31, 33), copy_2d), (shown, sums_of_part)),
-        "rectangle, PyCUDA": (lambda: (rectangle_pycuda(image, 7, 9, (31, 33)),), (shown,)),
-        "pitched": (lambda: pitched_and_back(image)[:1], (image,)),
+    words, image, where = random_words(n), random_words(50, 77), (7, 9, (31, 33))
+    part, shown = cut(image, *where), np.zeros_like(image)
+    cut(shown, *where)[:] = part
+    calls = {  # what gives (what came back, what arrived), or the first of the two; and what these should be
+        "pageable": (partial(there_and_back, words, pageable), words, reference(words)),
+        "pinned": (partial(there_and_back, words, pinned), words, reference(words)),
+        "pinned, PyCUDA": (lambda: [there_and_back_pycuda(words)], words),
+        "rectangle, rows": (partial(rectangle, image, *where), shown, reference(part)),
+        "rectangle, 2D": (partial(rectangle, image, *where, copy_2d), shown, reference(part)),
+        "rectangle, PyCUDA": (lambda: [rectangle_pycuda(image, *where)], part),
+        "pitched": (partial(pitched_and_back, image), image),
     }
-    checks = []
-    for name, (call, expected) in calls.items():
+    checks, missing = [], []
+    for name, (call, *expected) in calls.items():
         try:
             found = zip((f"{name}: back", f"{name}: arrived"), call(), expected, strict=False)
             checks += [check(*of_one) for of_one in found]
         except Unavailable as reason:
-            missing[str(reason)] = None
-    print("".join(f"{line}\n" for line in missing), end="")
+            missing.append(str(reason))
+    for line in dict.fromkeys(missing):  # each once
+        print(line)
     return checks
 
 
-LOGS = range(10, 29, 2)  # of the bytes that are copied
+SIZES = {f"2^{log}": 1 << log for log in range(10, 29, 2)}  # bytes that are copied
+LARGEST, LARGE = "2^28", 1 << 28
+
+
+def as_rows(row, times, size, nbytes=None, dtype="bytes", peers=None):
+    """The rows of `times`, with their rate where they copy `nbytes`; `peers` has what a name is compared with."""
+    rows = []
+    for name, taken in times.items():
+        peer, moved = (peers or {}).get(name), 2 * nbytes if nbytes and name.startswith("both") else nbytes
+        compared = {"peer": (peer, times[peer])} if peer in times else {}
+        figures = {"GB/s": moved / taken.seconds / 1e9} if moved else None
+        rows.append(row(name=name, size=size, dtype=dtype, timing=taken, figures=figures, **compared))
+    return rows
 
 
 def benchmark() -> list[Row]:
     """Copies of 1 KiB to 256 MiB; pinned against torch; both directions at once; a rectangle; when calls return."""
     device, stream = gpu.open_device()
-    row = partial(Row.from_timing, section="1.3.2", yardsticks=timing.yardsticks(device, stream))
+    row, rows = partial(Row.from_timing, section="1.3.2", yardsticks=timing.yardsticks(device, stream)), []
     verify(100_003)
-    largest = random_words(1 << (LOGS[-1] - 2))
-    ordinary, locked = pageable(largest)[0], pinned(largest)[0]
-    d_words, d_other = (device.allocate(largest.nbytes, stream=stream) for _ in range(2))
-
-    def parts(nbytes):  # the first bytes of each
-        return (Buffer.from_handle(int(b.handle), nbytes, owner=b) for b in (ordinary, locked, d_words, d_other))
-
-    def call(target, source):
-        target.copy_from(source, stream=stream)
-        stream.sync()
-
-    rows, rate = [], lambda n, t: {"GB/s": n / t.seconds / 1e9}
-    for log in LOGS:
-        host, page_locked, words, other = parts(1 << log)
+    data = random_words(LARGE // 4)
+    ordinary, locked = pageable(data)[0], pinned(data)[0]
+    d_words, d_other = (device.allocate(LARGE, stream=stream) for _ in range(2))
+    for size, nbytes in SIZES.items():
+        whole = (ordinary, locked, d_words, d_other)  # the first bytes of each:
+        host, page_locked, words, other = (Buffer.from_handle(int(b.handle), nbytes, owner=b) for b in whole)
         ways = {
             "pageable to device": (words, host),
             "device to pageable": (host, words),
@@ -306,28 +294,35 @@ def benchmark() -> list[Row]:
             "device to pinned": (page_locked, words),
             "device to device": (other, words),
         }
-        times = timing.wall_clock({name: partial(call, *ends) for name, ends in ways.items()})
-        what = {"size": f"2^{log}", "dtype": "bytes"}
-        rows += [row(name=k, timing=t, figures=rate(1 << log, t), **what) for k, t in times.items()]
+        times = timing.wall_clock({name: partial(copy_and_wait, *ends, stream) for name, ends in ways.items()})
+        rows += as_rows(row, times, size, nbytes)
+    events = f"{LARGEST}, events"
     check_it = partial(start_checksum, d_words=d_words, sums=gpu.zeros(2, np.uint64, stream))
     (taken,) = timing.benchmark({"": check_it}, stream).values()
-    rows.append(row(name="checksum", size=f"2^{LOGS[-1]}, events", dtype="bytes", timing=taken, bytes=largest.nbytes))
-    rows += against_torch(row, rate) + rectangles(row, rate, stream)
-    return rows + returns(row, stream, ordinary, locked, d_words)
+    rows.append(row(name="checksum", size=events, dtype="bytes", timing=taken, bytes=LARGE))
+    times = against_torch(data)
+    rows += as_rows(row, times, events, LARGE, peers={name: f"torch, {name}" for name in times})
+    times = rectangles(stream)
+    by_rows = dict.fromkeys(times, next(iter(times)))
+    rows += as_rows(row, times, "1024x1024 of 4096x4096", 4 * 1024 * 1024, "u32", by_rows)
+    times = returns(stream, {"pageable": ordinary, "pinned": locked}, d_words)
+    return rows + as_rows(row, times, f"{LARGEST}, host's clock")
 
 
-def against_torch(row, rate):
-    """256 MiB from and to pinned memory, and both at once, by events: ours and torch's in one run."""
+def copy_and_wait(target, source, stream):
+    target.copy_from(source, stream=stream)
+    stream.sync()
+
+
+def against_torch(data):
+    """The timings of copies from and to pinned memory, and both at once, by events: ours and torch's in one run."""
     import torch
 
-    n, rows = 1 << LOGS[-1], []
     with timing.torch_stream() as stream:
-        locked, other = (LegacyPinnedMemoryResource().allocate(n) for _ in range(2))
-        d_words, d_other = (gpu.empty(n, np.uint8, stream).buffer for _ in range(2))
-        t_locked = torch.empty(n, dtype=torch.uint8, pin_memory=True)
-        t_device = torch.empty(n, dtype=torch.uint8, device="cuda")
-        for memory in (np.from_dlpack(locked), np.from_dlpack(other), t_locked.numpy()):
-            memory.view(np.uint8)[:] = np.arange(256, dtype=np.uint8).repeat(n // 256)  # touched before it is timed
+        locked, other = pinned(data)[0], pinned(data)[0]
+        d_words, d_other = (gpu.to_device(data, stream).buffer for _ in range(2))
+        t_locked = torch.from_numpy(data.view(np.int32)).pin_memory()
+        t_device = t_locked.cuda()
         side = stream.device.create_stream()
 
         def both(s):
@@ -343,57 +338,41 @@ def against_torch(row, rate):
             "torch, device to pinned": lambda s: t_locked.copy_(t_device, non_blocking=True),
             "both directions at once": both,
         }
-        times = timing.benchmark(calls, stream)
-    what = {"size": f"2^{LOGS[-1]}, events", "dtype": "bytes"}
-    for name, taken in times.items():
-        peer = (f"torch, {name}", times[f"torch, {name}"]) if f"torch, {name}" in times else None
-        figures = rate(2 * n if name.startswith("both") else n, taken)
-        rows.append(row(name=name, timing=taken, peer=peer, figures=figures, **what))
-    return rows
+        return timing.benchmark(calls, stream)
 
 
-def rectangles(row, rate, stream):
-    """A rectangle of 1024 x 1024 in an image of 4096 x 4096, in pinned memory: by rows, in one, and the whole image."""
+def rectangles(stream):
+    """The timings of copies of a rectangle of 1024 x 1024 in an image of 4096 x 4096, in pinned memory, to the device:
+    by rows, in one, and the whole image."""
     buffer, image = pinned(random_words(4096, 4096))
-    d_part, d_all = (gpu.empty(shape, np.uint32, stream).buffer for shape in ((1024, 1024), image.shape))
+    part = cut(image, 1000, 1000, (1024, 1024))
+    d_part, d_image = (gpu.empty(array.shape, np.uint32, stream).buffer for array in (part, image))
 
-    def part(how):
-        how(on_device(d_part, 4096), place(image, 1000, 1000), 4096, 1024, stream)
-        stream.sync()
-
-    def everything():
-        d_all.copy_from(buffer, stream=stream)
+    def copy(how):
+        how((d_part, 4096), on_host(part), 4096, 1024, stream)
         stream.sync()
 
     calls = {
-        "rectangle, a copy for each row": partial(part, copy_rows),
-        "rectangle, one 2D copy": partial(part, copy_2d),
+        "rectangle, a copy for each row": partial(copy, copy_rows),
+        "rectangle, one 2D copy": partial(copy, copy_2d),
+        "the whole image": partial(copy_and_wait, d_image, buffer, stream),
     }
-    times = timing.wall_clock(calls | {"the whole image": everything})
-    first = next(iter(times.items()))
-    return [
-        row(name=k, size="1024x1024 of 4096x4096", dtype="u32", timing=t, peer=first, figures=rate(d_part.size, t))
-        for k, t in times.items()
-    ]
+    return timing.wall_clock(calls)
 
 
-def returns(row, stream, ordinary, locked, d_words):
-    """After what time the call of a copy to the device returns, and after what time it is done."""
-    rows = []
-    for name, source in (("pageable", ordinary), ("pinned", locked)):
+def returns(stream, sources, d_words):
+    """The timings of copies to the device: after what time the call returns, and after what time the copy is done."""
+    taken = {}
+    for name, source in sources.items():
         returned, done = [], []
-        for _ in range(20):
+        for _ in range(22):
             began = time.perf_counter()
             d_words.copy_from(source, stream=stream)
             returned.append(time.perf_counter() - began)
             stream.sync()
             done.append(time.perf_counter() - began)
-        pairs = {f"{name}: the call has returned": returned, f"{name}: the copy is done": done}
-        rows += [
-            row(name=k, size=f"2^{LOGS[-1]}, host's clock", dtype="bytes", timing=timing.Timing.of(v[2:]))
-            for k, v in pairs.items()
-        ]
-    return rows
+        taken |= {f"{name}: the call has returned": returned, f"{name}: the copy is done": done}
+    return {name: timing.Timing.of(seconds[2:]) for name, seconds in taken.items()}
 
 
 # %% Read the figures
@@ -401,8 +380,8 @@ def curves(rows):
     """{kind: {bytes: seconds}} of the copies of many sizes."""
     found = {}
     for r in rows:
-        if r.dtype == "bytes" and r.size.removeprefix("2^").isdigit():
-            found.setdefault(r.name, {})[1 << int(r.size[2:])] = r.seconds
+        if r.size in SIZES:
+            found.setdefault(r.name, {})[SIZES[r.size]] = r.seconds
     return found
 
 
@@ -415,12 +394,10 @@ def fit(curve):
 
 def report(rows):
     """The model of each kind of copy, and the size from which half of the bandwidth is reached."""
-    lines = []
-    for name, curve in curves(rows).items():
-        t0, bandwidth = fit(curve)
-        lines.append((name, si(t0, "s"), si(bandwidth, "B/s"), si(t0 * bandwidth, "B")))
+    fits = {name: fit(curve) for name, curve in curves(rows).items() if len(curve) > 1}
+    lines = [(name, si(t0, "s"), si(rate, "B/s"), si(t0 * rate, "B")) for name, (t0, rate) in fits.items()]
     table("t = t0 + n / B, fitted; half of B is reached at t0 × B", ("copy", "t0", "B", "t0 × B"), lines)
-    results.show([r for r in rows if r.name not in curves(rows) or not r.size.removeprefix("2^").isdigit()])
+    results.show([r for r in rows if r.size not in SIZES])
     print("Pinned copies are compared with torch's of the same run, the rectangle with a copy for each of its rows.")
     print("The call of a pageable copy returns when the host's array has been read, that of a pinned one long before:")
     print("only an event behind the copy tells when the array may be changed.")

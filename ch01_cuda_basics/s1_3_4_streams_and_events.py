@@ -26,19 +26,9 @@ from common.cli import Unavailable, check_fits, header, not_run, parser, run_mai
 
 # in your own code: from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, EventOptions
 #                   from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, StreamOptions, launch
-from common.gpu import (
-    LEGACY_DEFAULT_STREAM,
-    PER_THREAD_DEFAULT_STREAM,
-    Buffer,
-    EventOptions,
-    LaunchConfig,
-    LegacyPinnedMemoryResource,
-    StreamOptions,
-    launch,
-)
+from common.gpu import Buffer, EventOptions, LaunchConfig, LegacyPinnedMemoryResource, StreamOptions, launch
 from common.pycuda import load as load_pycuda
 from common.report import save_figure, si
-from common.results import Row
 from common.verify import check, checks_table
 
 NEEDS = ()
@@ -77,7 +67,6 @@ def reference(state, rounds):
 
 # %% The pipeline: chunks in page-locked memory, a few buffers on the device, three stages
 STAGES = COPY_IN, COMPUTE, COPY_OUT = "copy in", "compute", "copy out"
-TIMED = EventOptions(timing_enabled=True)
 
 
 class Pipeline:
@@ -88,12 +77,10 @@ class Pipeline:
 
     def __init__(self, stream, shape, rounds, buffers):
         self.rounds, nbytes = rounds, 4 * shape[1]
-        whole = [LegacyPinnedMemoryResource().allocate(shape[0] * nbytes) for _ in range(2)]
-        self.numbers, self.result = (np.from_dlpack(buffer).view(np.uint32).reshape(shape) for buffer in whole)
-        self.host_chunks = [
-            [Buffer.from_handle(int(buffer.handle) + i * nbytes, nbytes, owner=buffer) for buffer in whole]
-            for i in range(shape[0])
-        ]
+        both = [LegacyPinnedMemoryResource().allocate(shape[0] * nbytes) for _ in range(2)]
+        self.numbers, self.result = (np.from_dlpack(buffer).view(np.uint32).reshape(shape) for buffer in both)
+        pairs = zip(self.numbers, self.result, strict=True)  # of chunks, which keep the memory alive
+        self.host_chunks = [[Buffer.from_handle(a.ctypes.data, nbytes, owner=a) for a in pair] for pair in pairs]
         self.d_chunks = [stream.device.allocate(nbytes, stream=stream) for _ in range(buffers)]
         self.streams = [stream.device.create_stream() for _ in range(max(buffers, len(STAGES)))]
 
@@ -109,38 +96,39 @@ class Pipeline:
 
 
 def overlapped(stream, pipeline, buffers, stages=STAGES, by_chunk=False):
-    """Enqueue all chunks behind what is in `stream`, which then waits for them. Returns the events around each stage.
+    """Enqueue all chunks behind what is in `stream`, which then waits for them. ValueError for buffers it has not got.
 
     Each stage has a stream, and events hand a chunk on to the next stage and its buffer to a later chunk. `by_chunk`:
     each buffer has a stream, whose order alone would do. With one buffer everything is serial.
     """
-    free, around = [stream.record()] * buffers, []
+    if not 1 <= buffers <= len(pipeline.d_chunks):
+        raise ValueError(f"expected 1 to {len(pipeline.d_chunks)} buffers, got {buffers}")
+    free = [stream.record()] * buffers
     for i in range(len(pipeline.numbers)):
         slot, done = i % buffers, free[i % buffers]
         for k, stage in enumerate(stages):
             own = pipeline.streams[slot if by_chunk else k]
             own.wait(done)  # the stream waits, the host goes on
-            begin = own.record(options=TIMED)
             pipeline.enqueue(stage, own, i, slot)
-            done = own.record(options=TIMED)
-            around.append((begin, done))
+            done = own.record()
         free[slot] = done
     for event in free:
         stream.wait(event)
-    return around
 
 
-def checked(state):
-    """The array, if it is uint32 of shape (chunks, n) and not empty; else ValueError."""
-    if state.dtype != np.uint32 or state.ndim != 2 or state.size == 0:
+def checked(state, rounds, buffers):
+    """The array. ValueError unless it is uint32, (chunks, n), not empty, and the numbers make sense."""
+    if (state := np.asarray(state)).dtype != np.uint32 or state.ndim != 2 or state.size == 0:
         raise ValueError(f"expected uint32 (chunks, n), not empty, got {state.dtype} of shape {state.shape}")
+    if not 0 <= rounds < 2**31 or buffers < 1:
+        raise ValueError(f"expected 0 to 2^31 - 1 rounds and at least 1 buffer, got {rounds} and {buffers}")
     return state
 
 
 def process(state, rounds, buffers, by_chunk=False):
     """`rounds` steps of state, uint32, shape (chunks, n)."""
-    _, stream = gpu.open_device()
-    pipeline = Pipeline(stream, checked(state).shape, rounds, buffers)
+    (_, stream), state = gpu.open_device(), checked(state, rounds, buffers)
+    pipeline = Pipeline(stream, state.shape, rounds, buffers)
     pipeline.numbers[:] = state
     overlapped(stream, pipeline, buffers, by_chunk=by_chunk)
     stream.sync()
@@ -151,7 +139,7 @@ def process(state, rounds, buffers, by_chunk=False):
 def process_pycuda(state, rounds, buffers):
     """As `process`, with a stream for each stage; Unavailable without PyCUDA."""
     # in your own code: import pycuda.autoprimaryctx, pycuda.driver as cuda; from pycuda.compiler import SourceModule
-    (chunks, n), pycuda = checked(state).shape, load_pycuda()
+    (chunks, n), pycuda = checked(state, rounds, buffers).shape, load_pycuda()
     cuda, kernel = pycuda.driver, pycuda.SourceModule(KERNEL, no_extern_c=True).get_function("advance")
     numbers, result = (cuda.pagelocked_empty((chunks, n), np.uint32) for _ in range(2))
     numbers[:] = state
@@ -173,6 +161,7 @@ def process_pycuda(state, rounds, buffers):
 
 # %% A short kernel behind a long one, in another stream: does it wait?
 LEGACY, PER_THREAD, FREE = "legacy default", "per-thread default", "non-blocking"
+TIMED = EventOptions(timing_enabled=True)  # other events only order
 WAVES, MANY, ONE = 16, "16 waves of blocks", "1 block"  # the long kernels of the two experiments
 CASES = {  # (long kernel, its stream, the stream of the short one): what part of the long one the short one waits for
     (MANY, "low priority", "same priority"): 1,
@@ -193,7 +182,7 @@ def late_comers(row):
     options = {"low priority": {"priority": 0}, "same priority": {"priority": 0}, "high priority": {"priority": -1}}
     options |= {"blocking": {"nonblocking": False}, FREE: {"nonblocking": True}}
     streams = {name: device.create_stream(options=StreamOptions(**its)) for name, its in options.items()}
-    streams |= {LEGACY: LEGACY_DEFAULT_STREAM, PER_THREAD: PER_THREAD_DEFAULT_STREAM}
+    streams |= {LEGACY: gpu.LEGACY_DEFAULT_STREAM, PER_THREAD: gpu.PER_THREAD_DEFAULT_STREAM}  # both are cuda.core's
     alone, name = timing.benchmark(long, stream), "the long kernel"
     rows = [row(name=name, size=size, timing=taken) for size, taken in alone.items()]
     for (size, first, second), part in CASES.items():
@@ -205,9 +194,9 @@ def late_comers(row):
             done = streams[second].record(options=TIMED)
             device.sync()
             samples.append((done - begin) / 1e3)
-        figures, what = {"expected, ms": 1e3 * part * alone[size].seconds}, {"size": size, "peer": (name, alone[size])}
+        figures, peer = {"expected, ms": 1e3 * part * alone[size].seconds}, (name, alone[size])
         taken = timing.Timing.of(samples[2:])
-        rows.append(row(name=f"{second}, behind {first}", timing=taken, figures=figures, **what))
+        rows.append(row(name=f"{second}, behind {first}", size=size, timing=taken, figures=figures, peer=peer))
     return rows
 
 
@@ -216,7 +205,7 @@ COUNT, AT_ONCE, SLOWEST = 64, "copy in and out", "slowest stage"  # chunks; name
 
 
 def random_state(chunks, n):
-    """Random uint32, shape (chunks, n). After 2^20 they repeat."""
+    # after 2^20 they repeat
     return np.resize(np.random.default_rng(134).integers(0, 2**32, 1 << 20, dtype=np.uint32), (chunks, n))
 
 
@@ -241,16 +230,16 @@ def pipelines(stream, n):
         return pipelines(stream, n // 2)
 
 
-def benchmark() -> list[Row]:
+def benchmark() -> list[results.Row]:
     """The pipeline and its stages on 64 chunks of 8 MiB (less on a small GPU); then the rows of CASES."""
     device, stream = gpu.open_device()
-    row = partial(Row.from_timing, section="1.3.4", dtype="u32", yardsticks=timing.yardsticks(device, stream))
+    row = partial(results.Row.from_timing, section="1.3.4", dtype="u32", yardsticks=timing.yardsticks(device, stream))
     verify(100_003, 1000)
     pieces, whole = pipelines(stream, 1 << min(21, (gpu.free_memory() // 32 // COUNT).bit_length() - 1))
     pieces.numbers[:], size = random_state(*pieces.numbers.shape), f"{COUNT} × {pieces.d_chunks[0].size >> 20} MiB"
     whole.numbers[:] = pieces.numbers.reshape(1, -1)
-    stages = {stage: (stage,) for stage in STAGES} | {AT_ONCE: (COPY_IN, COPY_OUT)}
-    alone = {name: partial(overlapped, pipeline=pieces, buffers=4, stages=its) for name, its in stages.items()}
+    one = partial(overlapped, pipeline=pieces, buffers=4)
+    alone = {k: partial(one, stages=(k,)) for k in STAGES} | {AT_ONCE: partial(one, stages=(COPY_IN, COPY_OUT))}
     for _ in range(2):  # make compute as long as the copies when both are under way
         times = timing.benchmark(alone, stream, samples=3)
         pieces.rounds = whole.rounds = int(pieces.rounds * times[AT_ONCE].seconds / times[COMPUTE].seconds)
@@ -259,53 +248,44 @@ def benchmark() -> list[Row]:
     runs |= {f"a stream a stage, {k} buffers": (pieces, k, False) for k in (2, 3, 4)}
     calls = {name: partial(overlapped, pipeline=p, buffers=k, by_chunk=by) for name, (p, k, by) in runs.items()}
     times = timing.benchmark(alone | calls, stream)
-    slowest, rows = max((times[stage] for stage in STAGES), key=lambda taken: taken.seconds), []
-    for name, taken in times.items():
-        figures, peer = {"GB/s": pieces.numbers.nbytes / taken.seconds / 1e9}, None
-        if name == COMPUTE:
-            figures["rounds"] = pieces.rounds
-        if name in runs:
-            buffers, peer = runs[name][1], (SLOWEST, slowest)
-            all_three = sum(times[stage].seconds for stage in STAGES)
-            bounds = [times[name].seconds for name in (COMPUTE, AT_ONCE)] if buffers > 1 else []
-            figures["expected, ms"] = 1e3 * max(all_three / buffers, *bounds, 0)
-        rows.append(row(name=name, size=size, timing=taken, figures=figures, peer=peer))
+    slowest = max((times[stage] for stage in STAGES), key=lambda taken: taken.seconds)
+    all_three = sum(times[stage].seconds for stage in STAGES)
+    at_least = max(times[name].seconds for name in (COMPUTE, AT_ONCE))
+    figures = {name: {"GB/s": pieces.numbers.nbytes / taken.seconds / 1e9} for name, taken in times.items()}
+    figures[COMPUTE]["rounds"] = pieces.rounds
+    for name, (_, buffers, _) in runs.items():
+        figures[name]["expected, ms"] = 1e3 * (all_three if buffers == 1 else max(all_three / buffers, at_least))
+    peers = dict.fromkeys(runs, (SLOWEST, slowest))
+    rows = [row(name=k, size=size, timing=times[k], figures=figures[k], peer=peers.get(k)) for k in times]
     return rows + late_comers(row)
 
 
 # %% Show
 def report(rows):
-    """Print the pipeline with the bound that holds, and who waited."""
-    found = {row.name: row for row in rows}
-    results.show([row for row in rows if row.size not in (MANY, ONE)], "Stages, and pipelines of all three")
-    slowest = max((found[stage] for stage in STAGES), key=lambda row: row.seconds)
-    best = min((row for row in rows if row.peer == SLOWEST), key=lambda row: row.seconds)
-    bounds = ", ".join(f"{row.name} {si(row.seconds, 's')}" for row in (slowest, found[AT_ONCE]))
-    share = f"{best.of_peer:.1%} of the speed of {slowest.name} alone"
-    print(f"What bounds a pipeline: {bounds}. The best of them, {best.name}: {si(best.seconds, 's')}, {share}")
-    for size in (MANY, ONE):
-        results.show([row for row in rows if row.size == size], f"How long a short kernel takes behind {size}")
+    """Print the pipeline with what bounds it, and who waited."""
+    late = {size: [row for row in rows if row.size == size] for size in (MANY, ONE)}
+    results.show([row for row in rows if row.size not in late], "Stages, and pipelines of all three")
+    bounds = ", ".join(f"{row.name} {si(row.seconds, 's')}" for row in rows if row.name in (*STAGES, AT_ONCE))
+    print(f"What bounds a pipeline: {bounds}")
+    best = min((row for row in rows if row.peer == SLOWEST), key=lambda row: row.seconds, default=None)
+    if best:
+        print(f"The best, {best.name}: {si(best.seconds, 's')}, {best.of_peer:.1%} of the slowest stage's speed")
+    for size, its_rows in late.items():
+        results.show(its_rows, f"How long a short kernel takes behind {size}")
 
 
-def plot(rows, source):
-    """The first chunks in three lanes, a colour for each buffer: by events, without a GPU as if stages were equal."""
+def plot():
+    """The first chunks in three lanes, a colour for each buffer, as if all stages took equally long."""
     from matplotlib.figure import Figure
 
-    found, stream = {row.name: row for row in rows}, gpu.open_device()[1]
-    figure, ms = Figure(figsize=(10, 8), layout="constrained"), 1e3 * found[COMPUTE].seconds / COUNT
-    for k, axes in enumerate(figure.subplots(3, 1, sharex=True), 1):
-        if gpu.SIMULATED:
-            bars = [(ms * (i // k * 3 + i % k + lane), ms) for i in range(12) for lane in range(3)]
-        else:
-            pipeline = Pipeline(stream, (12, 1 << 21), found[COMPUTE].figures["rounds"], k)
-            around = overlapped(stream, pipeline, k)
-            stream.sync()
-            bars = [(begin - around[0][0], end - begin) for begin, end in around]
-        for i, bar in enumerate(bars):
-            axes.broken_barh([bar], (i % 3 - 0.4, 0.8), color=f"C{i // 3 % k}", edgecolor="white")
-        axes.set(title=f"{k} buffers", yticks=range(3), yticklabels=STAGES, ylim=(2.5, -0.5))
-    how = "if all stages took as long as compute" if gpu.SIMULATED else "by events"
-    axes.set_xlabel(f"ms, {how} ({source})")
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    for buffers, axes in enumerate(figure.subplots(3, 1, sharex=True), 1):
+        for i in range(12):
+            for lane in range(3):
+                step = i // buffers * 3 + i % buffers + lane
+                axes.broken_barh([(step, 1)], (lane - 0.4, 0.8), color=f"C{i % buffers}", edgecolor="white")
+        axes.set(title=f"{buffers} buffers", yticks=range(3), yticklabels=STAGES, ylim=(2.5, -0.5))
+    axes.set_xlabel("steps, if each stage takes one")
     save_figure(figure, "s1_3_4_streams_and_events")
 
 
@@ -315,12 +295,11 @@ def main(argv=None) -> int:
     header(__doc__, gpu.open_device()[0])
     check_fits(8 * options.size)
     checks_table(verify(-(-options.size // 13), rounds=20 if gpu.SIMULATED else 1000))
-    rows, source = results.measured_or_recorded("1.3.4", benchmark, options.bench)
-    if not rows:
-        return 0
-    report(rows)
+    rows, _ = results.measured_or_recorded("1.3.4", benchmark, options.bench)
+    if rows:
+        report(rows)
     if options.plot:
-        plot(rows, source)
+        plot()
     return 0
 
 

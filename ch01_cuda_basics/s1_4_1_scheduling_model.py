@@ -51,13 +51,15 @@ __device__ __forceinline__ unsigned long long now()
 // numbers after it; their sum is the new state. A step needs the one before it, but the chains are independent: with
 // one chain a warp mostly waits, with many it keeps the multipliers busy, and needs a register for each.
 template <int CHAINS>
-__device__ __forceinline__ void work(unsigned* __restrict__ state, Record* __restrict__ records, int rounds)
+__device__ __forceinline__ void work(unsigned* __restrict__ state, long long n, Record* __restrict__ records,
+                                     int rounds)
 {
     const unsigned long long start = now();
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;  // the grid has a thread for each state
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const unsigned first = i < n ? state[i] : 0;  // no thread returns: all have to come to the barrier
     unsigned s[CHAINS];
     #pragma unroll
-    for (int k = 0; k < CHAINS; ++k) s[k] = state[i] + k;
+    for (int k = 0; k < CHAINS; ++k) s[k] = first + k;
     #pragma unroll 1
     for (int r = 0; r < rounds; ++r)
         #pragma unroll
@@ -65,7 +67,7 @@ __device__ __forceinline__ void work(unsigned* __restrict__ state, Record* __res
     unsigned sum = 0;
     #pragma unroll
     for (int k = 0; k < CHAINS; ++k) sum += s[k];
-    state[i] = sum;
+    if (i < n) state[i] = sum;
     __syncthreads();  // so that `stop` is when the last warp has finished
     if (threadIdx.x == 0) {
         Record mine = {0, 0, start, now()};
@@ -75,14 +77,16 @@ __device__ __forceinline__ void work(unsigned* __restrict__ state, Record* __res
     }
 }
 
-extern "C" __global__ void one_chain(unsigned* __restrict__ state, Record* __restrict__ records, int rounds)
+extern "C" __global__ void one_chain(unsigned* __restrict__ state, long long n, Record* __restrict__ records,
+                                     int rounds)
 {
-    work<1>(state, records, rounds);
+    work<1>(state, n, records, rounds);
 }
 
-extern "C" __global__ void many_chains(unsigned* __restrict__ state, Record* __restrict__ records, int rounds)
+extern "C" __global__ void many_chains(unsigned* __restrict__ state, long long n, Record* __restrict__ records,
+                                       int rounds)
 {
-    work<64>(state, records, rounds);
+    work<64>(state, n, records, rounds);
 }
 """
 CHAINS = {"one_chain": 1, "many_chains": 64}
@@ -133,17 +137,17 @@ def start(stream, case, blocks, d_state, d_records, rounds):
     """Put a launch of that case into the stream."""
     name, threads, shared = CASES[case]
     config = LaunchConfig(grid=blocks, block=threads, shmem_size=shared)
-    launch(stream, config, get_kernel(name), d_state.buffer, d_records.buffer, np.int32(rounds))
+    numbers = np.int64(d_state.size), d_records.buffer, np.int32(rounds)
+    launch(stream, config, get_kernel(name), d_state.buffer, *numbers)
 
 
 def run(case, state, rounds):
     """(new state, the records of the blocks) after `rounds` steps. ValueError unless state is uint32, shape (n,), and
-    fills blocks of that case."""
-    threads = CASES[case][1]
-    if state.dtype != np.uint32 or state.ndim != 1 or state.size == 0 or state.size % threads:
-        raise ValueError(f"expected uint32 for whole blocks of {threads} threads, got {state.dtype} {state.shape}")
+    not empty."""
+    if state.dtype != np.uint32 or state.ndim != 1 or state.size == 0:
+        raise ValueError(f"expected uint32 of shape (n,) that is not empty, got {state.dtype} {state.shape}")
     _, stream = gpu.open_device()
-    d_state, d_records = gpu.to_device(state, stream), gpu.empty(state.size // threads, RECORD, stream)
+    d_state, d_records = gpu.to_device(state, stream), gpu.empty(-(-state.size // CASES[case][1]), RECORD, stream)
     d_records.buffer.fill(0xFF, stream=stream)  # no SM has such a number
     start(stream, case, d_records.size, d_state, d_records, rounds)
     return d_state.to_host(stream), d_records.to_host(stream)

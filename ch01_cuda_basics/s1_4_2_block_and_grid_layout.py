@@ -6,11 +6,13 @@ One Jacobi step (5 points in 2D, 7 in 3D) with blocks of many shapes: at equal o
 
 要点
   一个线程束沿 x 排 32 个线程，一次请求触及 4 个 32 字节的扇区；块越窄，触及的扇区越多，最坏每个线程一个。
-  占用率计算器只看寄存器、共享内存和线程数，不看地址：它能排除太小的块，选不出最好的形状。
+  占用率计算器只看寄存器、共享内存和线程数，不看地址，也不看块的个数：64 个线程的块，占用率也是 100%，但每块的工作太少，
+  发放线程块的速率成了瓶颈。所以先取 128 到 256 个线程，再让块沿 x 至少一个线程束宽。
   网格的 y、z 方向最多 65535 个块；宽高不整齐时右边、下边有空闲线程。用跨步循环可以突破前者。
 Key idea
-  First make the block at least a warp wide along the last axis; then let each thread take several rows and keep in
-  registers what the next row needs again. The occupancy calculator knows nothing of addresses.
+  Take blocks of 128 to 256 threads, for smaller ones end before the next can be dealt out, and at least a warp wide
+  along the last axis; then let each thread take several rows and keep in registers what the next row needs again. The
+  occupancy calculator knows nothing of addresses, nor of how many blocks there are.
 
 Run:      ./run 1.4.2     or     python ch01_cuda_basics/s1_4_2_block_and_grid_layout.py [--size N] [--quick] [--plot]
 Look at:  sectors per request by hand and as counted, against the shape; on a GPU (or as recorded) what it does to the
@@ -25,10 +27,10 @@ import numpy as np
 from common import gpu, results, timing
 from common.cli import check_fits, header, parser, run_main
 
-# in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
+# in your own code: from cuda.core import Device, LaunchConfig, launch
+from common.gpu import Device, LaunchConfig, launch
 from common.profile import show_counts
-from common.report import brief, new_figure, save_figure, table
+from common.report import brief, new_figure, save_figure, si, table
 from common.results import Row
 from common.verify import Mismatch, check, checks_table
 
@@ -155,13 +157,7 @@ __global__ void __launch_bounds__(256, 3) jacobi_3d_float4(const float* __restri
 }
 """
 FLOAT4, FLOAT4_3D = "jacobi_2d_float4<4>", "jacobi_3d_float4<2,4>"  # with the rows, and planes, of a thread
-
-
-@functools.cache
-def compiled():
-    """KERNEL, compiled once for the current device."""
-    options = ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")
-    return Program(KERNEL, "c++", options).compile("cubin", name_expressions=[FLOAT4, FLOAT4_3D])
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL, (FLOAT4, FLOAT4_3D)))
 
 
 # %% The reference
@@ -249,17 +245,17 @@ def occupancy(name, block):
 
 
 SHAPES = [(1 << x, 1 << y) for y in range(11) for x in range(11) if 6 <= x + y <= 10]  # 64 to 1024 threads
-SHOWN = [shape for shape in SHAPES if shape[0] * shape[1] == 256]
+SHOWN = [(64, 1), (32, 2), (32, 4), *(shape for shape in SHAPES if shape[0] * shape[1] == 256)]
 
 
 def show_shapes(shape):
-    """What can be said of each block of 256 threads without a clock."""
+    """What can be said without a clock of blocks of 64, 128 and 256 threads."""
     rows = []
     for b in SHOWN:
         found = f"{occupancy('jacobi_2d', b):.0%}", sectors_per_request(shape[1], b), f"{idle_threads(shape, b):.1%}"
         rows.append((by_name(b), *found))
     columns = "block", "occupancy (calculator)", "sectors per request (by hand)", "idle threads"
-    table(f"jacobi_2d on {shape[1]} × {shape[0]} points, blocks of 256 threads", columns, rows)
+    table(f"jacobi_2d on {shape[1]} × {shape[0]} points", columns, rows)
     best = compiled().get_kernel("jacobi_2d").occupancy.max_potential_block_size(0, 0)
     print(f"max_potential_block_size: {best.max_block_size} threads; of their shape it says nothing\n")
 
@@ -339,14 +335,16 @@ def times_by_shape(rows):
 
 
 def report(rows):
-    """Shapes of 256 threads against their speed, the calculator against the best, and the rungs above."""
+    """Shapes against their speed, the calculator against the best, and the rungs above."""
     shapes = times_by_shape(rows)
     lines = []
     for b in SHOWN:
         found = shapes[b].figures
         numbers = f"{found['occupancy %']:.0f}%", f"{found['sectors/request']:.0f}", f"{shapes[b].of_copy:.1%}"
-        lines.append((by_name(b), *numbers))
-    table("Blocks of 256 threads", ("block", "occupancy", "sectors per request", "of copy"), lines)
+        rate = math.prod(grid_for(tuple(map(int, shapes[b].size.split("x")))[::-1], b, (1, 1))) / shapes[b].seconds
+        lines.append((by_name(b), math.prod(b), *numbers, si(rate, "/s")))
+    columns = "block", "threads", "occupancy", "sectors per request", "of copy", "blocks started"
+    table("Does the speed follow the addresses, or the number of blocks that start in a second?", columns, lines)
     best, worst = (pick(shapes, key=lambda b: shapes[b].seconds) for pick in (min, max))
     for what, b in (("fastest", best), ("slowest", worst)):
         row = shapes[b]

@@ -6,7 +6,7 @@ Six strategies, each as kernels before and after with the same result, and besid
 
 要点
   线程束走两条分支，就要走两趟：让同束的通道走同一条（重排、块内按类型归组），或把分支变成数据（选择系数）。
-  一个线程束每条指令要等上一条的结果约 4 个周期：驻留线程束少时，用多条互相独立的指令链（ILP）填满等待。
+  依赖上一条结果的算术指令要等约 4 个周期（Volta 起），访存要几百个：驻留线程束少时，用互相独立的指令链（ILP）填满等待。
   块数略多于一波，就多等一整波；任务长短不一，静态分配就等最慢的块：把任务切小，或让持久化的块从原子队列取任务。
 Key idea
   A warp takes both ways of a branch unless its lanes agree: bring those together that agree, or make the branch data.
@@ -193,7 +193,8 @@ __global__ void scale(const float* x, float* y, float a, long long n)
 }
 
 // ---- Who takes which tile ----
-// A tile: `pieces` numbers for each thread of a block, and for each number `rounds` steps.
+// A tile: `pieces` numbers for each thread of a block, and for each number `rounds` steps. There are only whole tiles:
+// state and out have tiles x pieces x blockDim.x numbers.
 __device__ void do_tile(const unsigned* __restrict__ state, unsigned* __restrict__ out, long long tile, int pieces,
                         int rounds)
 {
@@ -439,8 +440,12 @@ def main(argv=None) -> int:
     every = {name: passes(way) for name, way in ways(n, random_integers(n, 4, np.int32)).items()}
     lines = [(name, -(-n // 32), number, f"{n / (32 * number):.1%}") for name, number in every.items()]
     table("By hand, at this size: branches", ("kernel", "warps", "passes", "active lanes"), lines)
-    lines = [(next(iter(g.calls)), name, f"{gain:.2f}×") for g in found for name, gain in list(g.gains.items())[1:]]
-    table("By hand, at this size: gains", ("before", "after", "times as fast"), lines)
+    lines = [  # what moves bytes gains until the bandwidth is full, and only a GPU has one
+        (next(iter(g.calls)), name, "≤ " * ("bytes" in g.row) + f"{gain:.2f}×")
+        for g in found
+        for name, gain in list(g.gains.items())[1:]
+    ]
+    table("By hand, at this size: gains (≤: until the device's bandwidth is full)", ("before", "after", "gain"), lines)
     if options.bench:
         results.show(benchmark(), "Measured: 'vs peer' is the gain, to be held against 'by hand'")
     elif gpu.SIMULATED:

@@ -18,14 +18,12 @@ Look at:  idle and overlap before and after the cure, and the traces in Perfetto
 """
 
 import json
-import shutil
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
+from scipy.ndimage import correlate
 
 from common import gpu, timing
 from common.cli import check_fits, header, parser, run_main
@@ -89,49 +87,31 @@ compiled = cache(lambda: dict(zip(STEPS, gpu.compile_kernels(KERNEL, *STEPS), st
 
 # %% The reference
 def reference(images):
-    """uint8 (frames, height, width) to the same: blur, gradient and threshold, in integers."""
-
-    def around(a):  # above, beside and below each pixel: three rows of three
-        padded, (height, width) = np.pad(a, ((0, 0), (1, 1), (1, 1)), mode="edge"), a.shape[1:]
-        return [[padded[:, y : y + height, x : x + width] for x in range(3)] for y in range(3)]
-
-    (a, b, c), (d, e, f), (g, h, i) = around(images.astype(np.int32))
-    blurred = (a + 2 * b + c + 2 * (d + 2 * e + f) + g + 2 * h + i + 8) // 16
-    (a, b, c), (d, _, f), (g, h, i) = around(blurred)
-    gradient = abs(c + 2 * f + i - a - 2 * d - g) + abs(g + 2 * h + i - a - 2 * b - c)
+    """uint8 (frames, height, width) to the same: blur, gradient and threshold, in integers; "nearest" is the border."""
+    smooth, step = np.outer([1, 2, 1], [1, 2, 1]), np.outer([1, 2, 1], [-1, 0, 1])
+    blurred = (correlate(images.astype(np.int32), smooth[None], mode="nearest") + 8) // 16
+    gradient = sum(abs(correlate(blurred, weights[None], mode="nearest")) for weights in (step, step.T))
     return np.where(gradient >= 128, 255, 0).astype(np.uint8)
 
 
 # %% A recorder
-class Span(NamedTuple):
-    """A bar of a timeline; begin and end in µs, or in ticks."""
-
-    begin: float
-    end: float
-    lane: str
-    name: str
+Span = namedtuple("Span", "begin end lane name")  # a bar of a timeline; begin and end in µs, or in ticks
 
 
 class Timeline:
-    """What streams do: ranges of work, each between two events; on the simulator, which has no time, in logical ticks.
-
-    A range takes one tick. It begins when the one before it in its lane has ended, and what the host has waited for.
-    """
+    """What streams do: ranges of work, each between two events; on the simulator, which has no time, one tick each."""
 
     def __init__(self):
         self.ranges, self.ticks, self.host = [], defaultdict(int), 0
 
     @contextmanager
-    def range(self, name, lane, stream):
-        """Record what is enqueued inside the `with` as a range of that name."""
+    def range(self, name, lane, stream, waits):
+        """Record what is enqueued inside the `with` as a range of that name; `waits`: then the host waits for it."""
         tick, begin = max(self.ticks[lane], self.host), stream.record(options=TIMED)
         yield
         end, self.ticks[lane] = stream.record(options=TIMED), tick + 1
         self.ranges.append((tick, tick + 1, lane, name) if gpu.SIMULATED else (begin, end, lane, name))
-
-    def host_waited(self, lane):
-        """All that the host enqueues from now on comes after what is in that lane."""
-        self.host = self.ticks[lane]
+        self.host = tick + 1 if waits else self.host  # all that the host enqueues from now on comes later
 
     def spans(self):
         """The ranges as Spans, sorted, once all streams are done."""
@@ -143,44 +123,39 @@ class Timeline:
 class EdgeJob:
     """`job = EdgeJob(images)` allocates; `job()` copies each image in, finds its edges, and copies them to job.edges.
 
-    images: uint8, (frames, height, width), else ValueError. `pinned`: the host's memory is page-locked.
+    ValueError unless images are uint8, (frames, height, width). `pinned`: the host's memory is page-locked.
     """
 
     def __init__(self, images, streams=2, pinned=True):
-        if images.dtype != np.uint8 or images.ndim != 3 or images.size == 0:
-            raise ValueError(f"expected uint8 images (frames, height, width), got {images.dtype} {images.shape}")
+        if (images := np.asarray(images)).dtype != np.uint8 or images.ndim != 3 or images.size == 0 or streams < 1:
+            given = f"{images.dtype} {images.shape} and {streams}"
+            raise ValueError(f"expected uint8 images (frames, height, width) and at least one stream, got {given}")
         device, stream = gpu.open_device()
         self.streams = [device.create_stream() for _ in range(streams)]
-        nbytes, (frames, self.height, self.width) = images[0].nbytes, images.shape
-        self.device = [[device.allocate(nbytes, stream=stream) for _ in range(2)] for _ in range(streams)]
+        self.device = [[device.allocate(images[0].nbytes, stream=stream) for _ in range(2)] for _ in range(streams)]
         stream.sync()  # so that the memory is there for all streams
         allocate = LegacyPinnedMemoryResource().allocate if pinned else partial(np.empty, dtype=np.uint8)
-        owners = allocate(images.nbytes), allocate(images.nbytes)
-        source, self.edges = (np.from_dlpack(owner).view(np.uint8).reshape(images.shape) for owner in owners)
-        source[:], starts = images, [int(owner.handle) if pinned else owner.ctypes.data for owner in owners]
-        self.host = [
-            [Buffer.from_handle(start + i * nbytes, nbytes, owner=o) for start, o in zip(starts, owners, strict=True)]
-            for i in range(frames)
-        ]
+        memory = np.from_dlpack(allocate(2 * images.nbytes)).view(np.uint8).reshape(2, *images.shape)
+        memory[0], self.edges = images, memory[1]
+        pairs = zip(*memory, strict=True)  # of an image and its edges, which keep the memory alive
+        self.host = [[Buffer.from_handle(a.ctypes.data, a.nbytes, owner=a) for a in pair] for pair in pairs]
 
     def __call__(self, waits=False, timeline=None):
         """`waits`: the host waits after each step, though nothing needs it. A Timeline records the steps."""
-        config = LaunchConfig(grid=(-(-self.width // BLOCK[0]), -(-self.height // BLOCK[1])), block=BLOCK)
-        size = np.int32(self.width), np.int32(self.height)
+        height, width = map(np.int32, self.edges.shape[1:])
+        config = LaunchConfig(grid=(-(-int(width) // BLOCK[0]), -(-int(height) // BLOCK[1])), block=BLOCK)
         for i, (source, target) in enumerate(self.host):
             k = i % len(self.streams)
             stream, (a, b) = self.streams[k], self.device[k]
             steps = {"copy in": partial(a.copy_from, source, stream=stream)}
             for name, buffers in zip(STEPS, ((a, b), (b, a), (a, b)), strict=True):
-                steps[name] = partial(launch, stream, config, compiled()[name], *buffers, *size)
+                steps[name] = partial(launch, stream, config, compiled()[name], *buffers, width, height)
             steps["copy out"] = partial(b.copy_to, target, stream=stream)
             for name, enqueue in steps.items():
-                with timeline.range(name, f"stream {k}", stream) if timeline else nullcontext():
+                with timeline.range(name, f"stream {k}", stream, waits) if timeline else nullcontext():
                     enqueue()
                 if waits:
                     stream.sync()
-                    if timeline:
-                        timeline.host_waited(f"stream {k}")
         for stream in self.streams:
             stream.sync()
 
@@ -189,63 +164,57 @@ class EdgeJob:
 def write_trace(spans, path, process):
     """Chrome's trace format: "M" names processes and threads, "X" is a bar, with ts and dur in µs."""
     lanes = sorted({span.lane for span in spans})
-    events = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": process}}]
-    events += [{"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": n}} for k, n in enumerate(lanes)]
+    named = [("process_name", 0, process), *(("thread_name", k, lane) for k, lane in enumerate(lanes))]
+    events = [{"ph": "M", "name": what, "pid": 0, "tid": k, "args": {"name": name}} for what, k, name in named]
     for begin, end, lane, name in sorted(spans):
-        place = {"pid": 0, "tid": lanes.index(lane), "ts": begin, "dur": end - begin}
-        events.append({"ph": "X", "name": name, "cat": "kernel", **place})
-    path.parent.mkdir(parents=True, exist_ok=True)
+        bar = {"ph": "X", "name": name, "cat": "kernel", "pid": 0, "tid": lanes.index(lane)}
+        events.append({**bar, "ts": begin, "dur": end - begin})
     path.write_text(json.dumps({"traceEvents": events}, allow_nan=False), encoding="utf-8")
 
 
 def load_trace(path, categories=("kernel", "gpu_memcpy", "gpu_memset")):
     """The bars of these categories in a Chrome trace as sorted Spans; a lane has the name of its thread."""
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    spans = []
-    for e in events:
-        if e["ph"] == "X" and e.get("cat") in categories:
-            lane = names.get((e["pid"], e["tid"]), str(e["tid"])).strip()
-            spans.append(Span(e["ts"], e["ts"] + e["dur"], lane, e["name"]))
-    return sorted(spans)
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"].strip() for e in events if e.get("name") == "thread_name"}
+    bars = [e for e in events if e["ph"] == "X" and e.get("cat") in categories]
+    placed = [(e, lanes.get((e["pid"], e["tid"]), str(e["tid"]))) for e in bars]
+    return sorted(Span(e["ts"], e["ts"] + e["dur"], lane, e["name"]) for e, lane in placed)
 
 
 def union(spans):
-    """[[begin, end], ...] of the times at which at least one of the spans is there, in order."""
+    """The times at which at least one of the spans is there, in order: an array of rows [begin, end]."""
     result = []
     for begin, end, *_ in sorted(spans):
         if result and begin <= result[-1][1]:
             result[-1][1] = max(result[-1][1], end)
         else:
             result.append([begin, end])
-    return result
+    return np.array(result)
 
 
 def busy_and_gaps(spans):
-    """What a timeline shows, in its unit of time: {"window", "idle", "overlap", "busy", "gaps", "top"}.
+    """What a timeline shows, in its unit of time: {"window", "idle", "overlap", "lanes", "top"}. ValueError if empty.
 
-    window: from the first begin to the last end. idle: while nothing worked. overlap: saved by lanes that work at the
-    same time. busy: {lane: time}. gaps: {lane: [(from, to)]}. top: {name: durations}, the longest sum first.
+    window: from the first begin to the last end. Parts of it: idle, while nothing worked; overlap, saved by lanes that
+    work at the same time. lanes: {name: (time at work, [length of each gap])}. top: {name: durations}, by their sum.
     """
-    lanes, names, working = defaultdict(list), defaultdict(list), union(spans)
+    if not spans:
+        raise ValueError("the timeline is empty")
+    lanes, names, times = {}, defaultdict(list), union(spans)
+    window, work = np.ptp(times), np.diff(times).sum()
+    for lane in sorted({span.lane for span in spans}):
+        times = union(span for span in spans if span.lane == lane)
+        lanes[lane] = np.diff(times).sum(), (times[1:, 0] - times[:-1, 1]).tolist()
     for span in spans:
-        lanes[span.lane].append(span)
         names[span.name].append(span.end - span.begin)
-    unions = {lane: union(lanes[lane]) for lane in sorted(lanes)}
-    busy = {lane: sum(end - begin for begin, end in times) for lane, times in unions.items()}
-    gaps = {lane: [(a[1], b[0]) for a, b in pairwise(times)] for lane, times in unions.items()}
+    idle, overlap = window - work, sum(busy for busy, _ in lanes.values()) - work
     top = dict(sorted(names.items(), key=lambda item: -sum(item[1])))
-    window, work = working[-1][1] - working[0][0], sum(end - begin for begin, end in working)
-    shares = {"window": window, "idle": window - work, "overlap": sum(busy.values()) - work}
-    return {**shares, "busy": busy, "gaps": gaps, "top": top}
+    return {"window": window, "idle": idle / window, "overlap": overlap / window, "lanes": lanes, "top": top}
 
 
 # %% torch.profiler
 def profile_torch(path, job):
-    """Three training steps of a small network under torch.profiler, and on a GPU `job()`; the trace goes to `path`.
-
-    Returns the operators as (name, calls, µs of their own), longest first.
-    """
+    """Three training steps of a small network, and on a GPU `job()`, under torch.profiler; the trace goes to `path`."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -260,11 +229,7 @@ def profile_torch(path, job):
             if on_gpu:
                 torch.cuda.synchronize()
                 job()  # CUPTI sees all kernels of the process, ours too
-    path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
-    own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    operators = [(o.key, o.count, getattr(o, own)) for o in profiler.key_averages() if o.key.startswith("aten::")]
-    return sorted(operators, key=lambda operator: -operator[2])
 
 
 # %% Verify and measure
@@ -278,7 +243,6 @@ VARIANTS = {  # (streams, pinned, waits): one cure after the other
 
 
 def random_images(frames, side):
-    """uint8 (frames, side, side + 5)."""
     return np.random.default_rng(153).integers(0, 256, (frames, side, side + 5), dtype=np.uint8)
 
 
@@ -299,14 +263,12 @@ def verify(n):
 def benchmark() -> list[Row]:
     """The job with the planted problem and one cure after the other. idle, overlap: parts of the window."""
     verify(251)
-    images, rows = random_images(32, 2048), []
-    what = {"section": "1.5.3", "size": "x".join(map(str, images.shape)), "dtype": "u8"}
-    what["yardsticks"] = timing.yardsticks(*gpu.open_device())
+    images, rows, yardsticks = random_images(32, 2048), [], timing.yardsticks(*gpu.open_device())
+    what = {"section": "1.5.3", "size": "x".join(map(str, images.shape)), "dtype": "u8", "yardsticks": yardsticks}
     times = timing.wall_clock({name: partial(EdgeJob(images, *how[:2]), how[2]) for name, how in VARIANTS.items()})
     for name, taken in times.items():
         found = busy_and_gaps(run(images, name)[1])
-        figures = {"GB/s each way": images.nbytes / taken.seconds / 1e9}
-        figures |= {key: found[key] / found["window"] for key in ("idle", "overlap")}
+        figures = {"GB/s each way": images.nbytes / taken.seconds / 1e9} | {k: found[k] for k in ("idle", "overlap")}
         rows.append(Row.from_timing(name=name, timing=taken, peer=(BEFORE, times[BEFORE]), figures=figures, **what))
     return rows
 
@@ -315,47 +277,34 @@ def benchmark() -> list[Row]:
 SUCCESSORS = (
     ("a program's timeline: CPU, GPU, copies", "Nsight Systems", "nsys profile -o report python program.py"),
     ("one kernel: counters, advice, source lines", "Nsight Compute", "ncu --set full -o report python program.py"),
-    ("the operators of a torch model", "torch.profiler", "profiler.export_chrome_trace(path)"),
+    ("the operators of a torch model", "torch.profiler", "profiler.key_averages().table(), .export_chrome_trace(path)"),
     ("a trace, whoever wrote it", "Perfetto", "https://ui.perfetto.dev"),
 )
 
 
 def show(title, spans, unit):
     """Print what the timeline shows."""
-    found, lines = busy_and_gaps(spans), []
-    for lane, busy in found["busy"].items():
-        gaps = [end - begin for begin, end in found["gaps"][lane]]
-        lines.append((lane, f"{busy:,.0f}", f"{busy / found['window']:.0%}", len(gaps), f"{max(gaps, default=0):,.0f}"))
-    shares = ", ".join(f"{key} {found[key] / found['window']:.0%}" for key in ("idle", "overlap"))
+    found = busy_and_gaps(spans)
+    window, lines = found["window"], []
+    for lane, (busy, gaps) in found["lanes"].items():
+        lines.append((lane, f"{busy:,.0f}", f"{busy / window:.0%}", len(gaps), f"{max(gaps, default=0):,.0f}"))
     headings = "lane", f"busy, {unit}", "of the window", "gaps", f"longest gap, {unit}"
-    table(f"{title}: {found['window']:,.0f} {unit}, {shares}", headings, lines)
-    longest = [(name[:60], len(taken), f"{sum(taken):,.0f}") for name, taken in [*found["top"].items()][:5]]
+    table(f"{title}: {window:,.0f} {unit}, idle {found['idle']:.0%}, overlap {found['overlap']:.0%}", headings, lines)
+    longest = [(name[:60], len(taken), f"{sum(taken):,.0f}") for name, taken in [*found["top"].items()][:8]]
     table("", ("longest", "number", unit), longest)
 
 
-def compare(timelines):
-    """Print what two streams can save at best, and on a GPU what CUPTI says of our kernels, beside the events."""
-    (spans, unit), (by_cupti, _) = timelines[AFTER], timelines[TORCH]
-    found, seen = busy_and_gaps(spans), busy_and_gaps(by_cupti)["top"]
-    half = sum(sum(taken) for taken in found["top"].values()) / 2
-    print(f"{AFTER}: no less than half of all steps, {half:,.0f} {unit}; it took {found['window']:,.0f} {unit}")
-    medians = [(k, *(f"{np.median(top[k]):.1f}" for top in (found["top"], seen))) for k in STEPS if k in seen]
-    if medians:
-        table("One launch of each kernel, µs", ("kernel", "by events", "by CUPTI"), medians)
-
-
 def plot(timelines):
-    """A panel for each {title: (spans, unit)}: a row for each lane, a colour for each of the longest names."""
+    """A panel for each {title: (spans, unit)}: a row for each lane, a colour for each of the eight longest names."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3 * len(timelines)), layout="constrained")
     for axes, (title, (spans, unit)) in zip(figure.subplots(len(timelines), 1), timelines.items(), strict=True):
-        colours = {name: f"C{k}" for k, name in enumerate([*busy_and_gaps(spans)["top"]][:8])}
-        for begin, end, lane, name in spans:
-            colour = colours.get(name, "0.8")
-            axes.barh(lane, end - begin, left=begin - spans[0].begin, color=colour, edgecolor="w", linewidth=0.3)
-        for name, colour in colours.items():
-            axes.plot([], [], "s", color=colour, label=name[:40])
+        for k, name in enumerate(busy_and_gaps(spans)["top"]):
+            begin, end, lane, _ = zip(*(span for span in spans if span.name == name), strict=True)
+            bars = {"left": np.subtract(begin, spans[0].begin), "width": np.subtract(end, begin)}
+            look = {"color": f"C{k}", "label": name[:40]} if k < 8 else {"color": "0.8"}
+            axes.barh(lane, **bars, **look, edgecolor="w", linewidth=0.3)
         axes.set(title=title, xlabel=unit)
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     save_figure(figure, "s1_5_3_visual_profiler")
@@ -363,25 +312,22 @@ def plot(timelines):
 
 # %% Run
 def main(argv=None) -> int:
-    options = parser(__doc__, size=509, quick_size=125, plot=True).parse_args(argv)
+    options = parser(__doc__, size=509 if gpu.SIMULATED else 2048, quick_size=125, plot=True).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
     check_fits(8 * options.size**2)
     checks_table(verify(options.size))
-    lines = [(what, tool, how, shutil.which(how.split()[0]) or "") for what, tool, how in SUCCESSORS]
-    table("What took over from the Visual Profiler (nvvp) and nvprof", ("to see", "tool", "how", "found here"), lines)
-    images = random_images(4, options.size if gpu.SIMULATED or options.quick else max(options.size, 2048))
-    unit, timelines, folder = "ticks" if gpu.SIMULATED else "µs", {}, OUT / "s1_5_3_visual_profiler"
+    table("What took over from the Visual Profiler (nvvp) and nvprof", ("to see", "tool", "how"), SUCCESSORS)
+    images, unit, timelines = random_images(4, options.size), "ticks" if gpu.SIMULATED else "µs", {}
+    folder = OUT / "s1_5_3_visual_profiler"
+    folder.mkdir(parents=True, exist_ok=True)
     for name in (BEFORE, AFTER):
-        path = folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
-        write_trace(run(images, name)[1], path, f"{name}, in {unit}")
-        timelines[name] = load_trace(path), unit
-    operators, path = profile_torch(folder / "torch.json", EdgeJob(images)), folder / "torch.json"
-    timelines[TORCH] = load_trace(path) or load_trace(path, ("cpu_op",)), "µs"
+        timelines[name] = run(images, name)[1], unit
+        file = folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
+        write_trace(timelines[name][0], file, f"{name}, in {unit}")
+    profile_torch(folder / "torch.json", EdgeJob(images))
+    timelines[TORCH] = load_trace(folder / "torch.json") or load_trace(folder / "torch.json", ("cpu_op",)), "µs"
     for title, timeline in timelines.items():
         show(title, *timeline)
-    compare(timelines)
-    lines = [(name[:70], calls, f"{us:,.0f}") for name, calls, us in operators[:8]]
-    table("torch.profiler by operator", ("operator", "calls", "its own µs"), lines)
     print(f"traces, for https://ui.perfetto.dev: {folder}/*.json")
     if options.plot:
         plot(timelines)

@@ -29,8 +29,8 @@ import numpy as np
 from common import gpu, ncu, results, timing
 from common.cli import Unavailable, header, not_run, parser, run_main
 
-# in your own code: from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-from common.gpu import Device, LaunchConfig, Program, ProgramOptions, launch
+# in your own code: from cuda.core import LaunchConfig, launch
+from common.gpu import LaunchConfig, launch
 from common.report import table
 from common.results import Row
 from common.simt.counters import METRICS, counting
@@ -72,12 +72,12 @@ extern "C" __global__ void copy_strided(const float* __restrict__ in, float* __r
 extern "C" __global__ void transpose_naive(const float* __restrict__ in, float* __restrict__ out, int n, int k)
 {
     const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 32 + threadIdx.y;
-    if (x < k && y < k) out[x * k + y] = in[y * k + x];
+    if (x < k && y < k) out[(long long)x * k + y] = in[(long long)y * k + x];
 }
 
 // Through a tile in shared memory, both sides along rows; but a warp reads a column of the tile. PAD columns more shift
-// each row by PAD banks. A thread takes ROWS rows, 32 / ROWS apart, in blocks of 32 x (32 / ROWS). <1, 4> is the one to
-// ship: the loads of a thread are on their way together.
+// each row by PAD banks. A thread takes ROWS rows, 32 / ROWS apart, in blocks of 32 x (32 / ROWS): in <1, 4> the four
+// loads of a thread are on their way together.
 template <int PAD, int ROWS>
 __global__ void transpose_tiled(const float* __restrict__ in, float* __restrict__ out, int n, int k)
 {
@@ -85,12 +85,12 @@ __global__ void transpose_tiled(const float* __restrict__ in, float* __restrict_
     const int left = blockIdx.x * 32, top = blockIdx.y * 32, lane = threadIdx.x;
     for (int i = 0; i < ROWS; ++i) {
         const int row = threadIdx.y + i * (32 / ROWS);
-        if (top + row < k && left + lane < k) tile[row][lane] = in[(top + row) * k + left + lane];
+        if (top + row < k && left + lane < k) tile[row][lane] = in[(long long)(top + row) * k + left + lane];
     }
     __syncthreads();  // the tile is whole
     for (int i = 0; i < ROWS; ++i) {
         const int row = threadIdx.y + i * (32 / ROWS);
-        if (left + row < k && top + lane < k) out[(left + row) * k + top + lane] = tile[lane][row];
+        if (left + row < k && top + lane < k) out[(long long)(left + row) * k + top + lane] = tile[lane][row];
     }
 }
 
@@ -121,13 +121,7 @@ PATTERNS = (
     Pattern("shared, every 32nd word", "shared_strided", 32, "shared, every 33rd word"),
     Pattern("shared, every 33rd word", "shared_strided", 33, None),
 )
-
-
-@functools.cache
-def compiled():
-    """KERNEL, compiled once for the current device."""
-    options = ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")
-    return Program(KERNEL, "c++", options).compile("cubin", name_expressions=TEMPLATES)
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL, tuple(TEMPLATES)))
 
 
 def shape_of(pattern, side):
@@ -334,6 +328,8 @@ def main(argv=None) -> int:
     if not rows:
         return 0
     results.show(rows, "Which count explains the time? 'vs peer' is the better pattern's time over this one's")
+    print("A copy of one float a thread waits for its loads more than for the bus: there a wasted sector costs little.")
+    print("What fills the bus pays for each: float4 and the transposes.")
     return 0
 
 

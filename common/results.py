@@ -27,6 +27,8 @@ from common.timing import NOISY, Timing, Yardsticks
 
 RESULTS = ROOT / "results"
 REFERENCE = RESULTS / "nvidia_h200.json"  # the one file the READMEs are made from
+OPTIONAL = {"figures", "warm"}  # fields that few rows have: left out of the file where there is nothing to say
+WARM = "* 以 CUDA 图连续执行多次计时，数据留在 L2 · timed as a CUDA graph of many calls, with the data in L2"
 NOTHING = "尚无记录的数据 · no figures recorded yet"
 _BLOCK = re.compile(r"(<!-- results:([\d.]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 _PACKAGES = re.compile(
@@ -44,8 +46,9 @@ class Row:
     """One measurement. `seconds` of one call; `bytes` moved and `flops` done by it (None: does not apply).
 
     `of_copy`, `of_peak`: the share of the yardstick. `of_peer`: the peer's seconds over ours, above 1 is
-    faster. `figures`: what else was found, such as hardware counters, by the name of its column. `run` names the
-    entry in "runs" that says when and with what; `record` fills it in.
+    faster. `figures`: what else was found, such as hardware counters, by the name of its column. `warm`: timed as a
+    graph of many calls, with the data in L2 as far as they fit. `run` names the entry in "runs" that says when and
+    with what; `record` fills it in.
     """
 
     section: str
@@ -61,6 +64,7 @@ class Row:
     peer: str | None = None
     of_peer: float | None = None
     figures: dict[str, float] | None = None
+    warm: bool = False
     run: str = ""
 
     @classmethod
@@ -99,6 +103,7 @@ class Row:
             peer=peer[0] if peer else None,
             of_peer=peer[1].seconds / timing.seconds if peer else None,
             figures={name: float(value) for name, value in figures.items()} if figures else None,
+            warm=timing.warm,
         )
 
     @property
@@ -119,13 +124,13 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {"gpu": "", "runs": {}, "rows": []}
-    known = {field.name for field in fields(Row)} - {"figures"}
+    known = {field.name for field in fields(Row)} - OPTIONAL
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in data["rows"]]
         if missing := {row.run for row in rows} - set(data["runs"]):
             raise ValueError(f"no run {sorted(missing)[0]!r}")
-        if any(set(row) - {"figures"} != known for row in data["rows"]):
+        if any(set(row) - OPTIONAL != known for row in data["rows"]):
             raise ValueError("a row with missing fields")
         return {"gpu": str(data["gpu"]), "runs": dict(data["runs"]), "rows": rows}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -155,10 +160,7 @@ def merge(path: Path, gpu_name: str, run_id: str, run: dict[str, Any], rows: Ite
 
 
 def _as_json(row: Row) -> dict[str, Any]:
-    fields = asdict(row)
-    if row.figures is None:
-        del fields["figures"]  # few rows have any
-    return fields
+    return {name: value for name, value in asdict(row).items() if value or name not in OPTIONAL}
 
 
 def record(rows: Sequence[Row]) -> Path:
@@ -254,7 +256,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "实现 variant": [row.name for row in rows],
         "规模 size": [row.size for row in rows],
         "类型 dtype": [row.dtype for row in rows],
-        "时间 time": [si(row.seconds, "s") for row in rows],
+        "时间 time": [si(row.seconds, "s") + " *" * row.warm for row in rows],
         "速率 rate": [rate(row) for row in rows],
         "占拷贝 of copy": [share(row.of_copy) for row in rows],
         "占峰值 of peak": [share(row.of_peak) for row in rows],
@@ -287,7 +289,7 @@ def _captions(rows: Sequence[Row], data: dict[str, Any]) -> list[str]:
             f"CUDA {run['cuda']}, {_versions(run['packages'])}: "
             f"copy {run['copy_gbps']:.0f} GB/s, FMA {run['fma_tflops']:.1f} TFLOP/s" + throttled
         )
-    return lines
+    return [WARM] * any(row.warm for row in rows) + lines
 
 
 def _versions(packages: dict[str, str]) -> str:
@@ -335,6 +337,8 @@ def show(rows: Sequence[Row], title: str = "") -> None:
     left = {name: column for name, column in columns.items() if name not in alike}
     said = ", ".join(f"{name} {cell}" for name, cell in alike.items())
     table(": ".join(filter(None, (title, said))), list(left), list(zip(*left.values(), strict=True)))
+    if any(row.warm for row in rows):
+        print(WARM)
 
 
 def show_recorded(number: str, path: Path = REFERENCE) -> None:

@@ -71,18 +71,20 @@ class Timing:
     """The median of `samples` (seconds of one call each) and its spread.
 
     `spread` is (90th - 10th percentile) / median. `launches` is how many calls a sample is the mean of:
-    1, or the length of the graph that timed calls below 20 µs, whose data stay in L2 as far as they fit.
+    1, or the length of the graph that timed calls below 20 µs: then L2 is `warm`, the data stay there as far as
+    they fit.
     """
 
     seconds: float
     spread: float
     samples: tuple[float, ...]
     launches: int = 1
+    warm: bool = False
 
     @classmethod
-    def of(cls, samples: Sequence[float], launches: int = 1) -> Timing:
+    def of(cls, samples: Sequence[float], launches: int = 1, warm: bool = False) -> Timing:
         low, median, high = np.percentile(samples, [10, 50, 90])
-        return cls(float(median), float((high - low) / median), tuple(samples), launches)
+        return cls(float(median), float((high - low) / median), tuple(samples), launches, warm)
 
     @property
     def noisy(self) -> bool:
@@ -160,7 +162,7 @@ def _measure(variants: Mapping[str, Variant], rig: Any, samples: int, warmup: in
             reason = " ".join(str(error).split())
             print(f"note: {name} is timed call by call, without a graph: {reason}", file=sys.stderr)
     times = _take_turns(graphs, rig, samples)
-    return {name: Timing.of([t / n for t in times[name]], n) for name, n in launches.items()}
+    return {name: Timing.of([t / n for t in times[name]], n, warm=n > 1) for name, n in launches.items()}
 
 
 def _take_turns(variants: Mapping[str, Variant], rig: Any, samples: int) -> dict[str, list[float]]:

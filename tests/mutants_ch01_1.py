@@ -46,12 +46,13 @@ MUTANTS = [
         # gray
         ("x >= width || y >= height", "x > width || y >= height", "112_gray"),
         ("if (x >= width || y >= height) return;", "if (x >= width) return;", "112_gray"),
-        ("128) >> 8;\n}\n\n// The", "127) >> 8;\n}\n\n// The", "112_gray"),
-        # gray_by_4
+        ("128) >> 8;\n}\n\n// Four", "127) >> 8;\n}\n\n// Four", "112_gray"),
+        # gray_by_16
         ("a, b, 0x6543", "a, b, 0x7654", "112_gray"),
         ("b, c, 0x5432", "b, c, 0x4321", "112_gray"),
-        ("aligned ? pixels / 4 : 0", "pixels / 4", "112_gray_by_4_of_any_alignment_and_grid"),
-        ("4 * groups + first", "4 * groups + first + 1", "112_gray_by_4_of_any_alignment_and_grid"),
+        ("gray_of_4(b.z, b.w, c.x)", "gray_of_4(b.z, b.w, c.y)", "112_gray"),
+        ("aligned ? pixels / 16 : 0", "pixels / 16", "112_gray_by_16_of_any_alignment_and_grid"),
+        ("16 * groups + first", "16 * groups + first + 1", "112_gray_by_16_of_any_alignment_and_grid"),
     ),
     *faults(
         "ch01_cuda_basics/s1_1_3_gpu_vs_cpu.py",

@@ -8,7 +8,9 @@ MUTANTS: list[Mutant] = [
         "ch01_cuda_basics/s1_4_1_scheduling_model.py",
         "tests/test_ch01_4.py",
         # work
-        ("s[k] = state[i] + k;", "s[k] = state[i];", "141_every_block_runs_once"),
+        ("s[k] = first + k;", "s[k] = first;", "141_every_block_runs_once"),
+        ("first = i < n ? state[i] : 0;", "first = state[i];", "141_a_last_block_that_is_not_full"),
+        ("if (i < n) state[i] = sum;", "state[i] = sum;", "141_a_last_block_that_is_not_full"),
         ("r < rounds", "r <= rounds", "141_any_number_of_rounds"),
         ("1664525u * s[k]", "1664527u * s[k]", "141_every_block_runs_once"),
         ("k < CHAINS; ++k) sum", "k < CHAINS - 1; ++k) sum", "141_every_block_runs_once"),
@@ -17,8 +19,8 @@ MUTANTS: list[Mutant] = [
         ("%%smid", "%%nsmid", "141_every_block_runs_once"),
         ("%%warpid", "%%nwarpid", "141_every_block_runs_once"),
         # one_chain, many_chains
-        ("work<1>(state, records, rounds)", "work<2>(state, records, rounds)", "141_every_block_runs_once"),
-        ("work<64>(state, records, rounds)", "work<64>(state, records, 0)", "141_every_block_runs_once"),
+        ("work<1>(state, n, records, rounds)", "work<2>(state, n, records, rounds)", "141_every_block_runs_once"),
+        ("work<64>(state, n, records, rounds)", "work<64>(state, n, records, 0)", "141_every_block_runs_once"),
         # the arithmetic by hand
         ("// 256) * 256", "// 512) * 512", "141_limits_by_hand"),
         ("// 4 // of_warp * 4 // warps", "// of_warp // warps", "141_limits_by_hand"),

@@ -70,7 +70,7 @@ MUTANTS: list[Mutant] = [
             "153_every_variant",
         ),
         # the recorder
-        ("        self.host = self.ticks[lane]\n", "        pass\n", "153_logical_time"),
+        ("self.host = tick + 1 if waits else self.host", "pass", "153_logical_time"),
         ("max(self.ticks[lane], self.host)", "self.ticks[lane]", "153_logical_time"),
         # reading a timeline
         ("if result and begin <= result[-1][1]:", "if result and begin < result[-1][1]:", "153_busy_and_gaps_by_hand"),
@@ -93,16 +93,16 @@ MUTANTS: list[Mutant] = [
         ("(unsigned)i * k & (n - 1)", "(unsigned)i * k & (n - 2)", "154_strided_powers_of_two"),
         ("(unsigned)i * k & (n - 1)", "(unsigned)i & (n - 1)", "154_every_pattern"),
         # transpose_naive
-        ("out[x * k + y] = in[y * k + x];", "out[y * k + x] = in[y * k + x];", "154_every_pattern"),
-        ("if (x < k && y < k) out[x", "if (x < k && y <= k) out[x", "154_ragged_transposes"),
+        ("out[(long long)x * k + y]", "out[(long long)y * k + x]", "154_every_pattern"),
+        ("if (x < k && y < k) out[", "if (x < k && y <= k) out[", "154_ragged_transposes"),
         # transpose_tiled
         ("tile[32][32 + PAD]", "tile[32][32]", "154_the_simulator_counts_what_is_worked_out"),
         ("__syncthreads();  // the tile is whole", "", "154_no_race"),
-        ("out[(left + row) * k + top + lane]", "out[(top + row) * k + left + lane]", "154_every_pattern"),
+        ("out[(long long)(left + row) * k + top + lane]", "out[(top + row) * k + left + lane]", "154_every_pattern"),
         ("if (top + row < k && left", "if (top + row <= k && left", "154_ragged_transposes"),
         ("left + row < k && top + lane < k", "left + row < k && top + lane <= k", "154_ragged_transposes"),
         ("= tile[lane][row]", "= tile[row][lane]", "154_every_pattern"),
-        ("= in[(top + row) * k + left + lane]", "= in[(left + row) * k + top + lane]", "154_every_pattern"),
+        ("= in[(long long)(top + row) * k + left + lane]", "= in[(left + row) * k + top + lane]", "154_every_pattern"),
         # shared_strided
         ("w < 1024; w += blockDim.x", "w < 512; w += blockDim.x", "154_every_pattern"),
         ("words[threadIdx.x * k % 1024]", "words[threadIdx.x * k % 512]", "154_every_pattern"),

@@ -56,7 +56,7 @@ def test_121_what_runs_with_a_driver() -> None:
     }
     assert [row[-1] for row in s.compatibility_table(None)] == ["-"] * 3
     for _, packages in s.OLDEST_DRIVER.values():
-        assert packages == "-" or (Path(s.__file__).parent.parent / packages).is_file()
+        assert packages is None or (Path(s.__file__).parent.parent / packages).is_file()
 
 
 def test_121_the_compiler_says_itself_what_it_can() -> None:
@@ -156,7 +156,7 @@ def test_121_versions_that_disagree() -> None:
         "nvcc 11.8 does not go with NVRTC 13.0",
     ]
     assert s.disagreements((1, 0), found) == [f"{k} {v} does not go with NVRTC 1.0" for k, v in found.items()]
-    here = s.versions()
+    here = s.versions() | s.built_for()
     assert "cuda-bindings" in here and not s.disagreements(s.compiler_version()[0], here)
 
 
@@ -291,7 +291,8 @@ def test_121_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def interfaces() -> Iterator[dict[str, Any]]:
     """Those that are here; on the simulator all but the driver's own functions."""
-    with section("1.2.2").interfaces() as found:
+    with section("1.2.2").interfaces() as (found, missing):
+        assert len(missing) == (set(found) != set(section("1.2.2").INTERFACES))
         assert "cuda.core" in found
         if gpu.SIMULATED:
             assert set(section("1.2.2").INTERFACES) - set(found) == {"cuda.bindings.driver"}
@@ -347,6 +348,13 @@ def test_122_bad_input(interfaces: dict[str, Any]) -> None:
             for pair in ((good, other), (other, good)):
                 with pytest.raises(ValueError, match="expected two float32 vectors of one length"):
                     call(1, *pair, 0, 1)
+        with pytest.raises(ValueError, match=r"got float64 \(2,\), float32 \(3,\), 0 and 1"):
+            call(1, [1.0, 2.0], good, 0, 1)
+        for low, high in ((1, 0), (np.nan, 1), (0, np.nan)):
+            with pytest.raises(ValueError, match=f"low <= high, got .* {low} and {high}"):
+                call(1, good, good, low, high)
+    with pytest.raises(ValueError, match="expected two float32 vectors of one length"):
+        section("1.2.2").shared_memory(good, good[:2])
 
 
 def test_122_many_launches_on_held_memory(interfaces: dict[str, Any]) -> None:
@@ -371,6 +379,7 @@ def test_122_two_libraries_one_memory(interfaces: dict[str, Any]) -> None:
     s, (x, y) = section("1.2.2"), vectors(100_003)
     expected = s.reference(-1, x, s.reference(2, x, y, -5, 5), -1, 1)
     np.testing.assert_array_equal(s.shared_memory(x, y), expected)
+    np.testing.assert_array_equal(s.shared_memory(x[::-3], y[::-3]), expected[::-3])
 
 
 def test_122_the_compilers_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +407,7 @@ def test_122_what_is_missing_has_one_line_and_the_rest_runs(
 def test_122_what_was_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     s, closed = section("1.2.2"), []
     monkeypatch.setattr(s.Core, "close", lambda self: closed.append(self))
-    with s.interfaces() as found:
+    with s.interfaces() as (found, _):
         assert not closed
     assert closed == [found["cuda.core"]]
 
@@ -416,23 +425,6 @@ def test_122_a_wrong_interface_is_noticed() -> None:
     s = section("1.2.2")
     with pytest.raises(Mismatch, match="wrong"):
         s.verify({"wrong": lambda a, x, y, low, high: np.clip(a * x - y, low, high)}, 100)
-
-
-def test_122_lines_of_code() -> None:
-    s = section("1.2.2")
-    lines = {name: s.lines_of(make) for name, (make, *_) in s.INTERFACES.items()}
-    assert lines["cuda.bindings.driver"] > lines["cuda.core"] > lines["PyCUDA SourceModule"] > 5
-
-    class Small(s.Interface):
-        def __init__(self):
-            pass
-
-        def upload(self, array):
-            return array
-
-        launcher = download = upload
-
-    assert s.lines_of(Small) == 2 + 3 * 2
 
 
 def test_122_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
@@ -466,3 +458,13 @@ def outputs(number: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("number", ["1.2.1", "1.2.2"])
 def test_gpu_and_simulator_agree(number: str, tmp_path: Path) -> None:
     assert_both_agree(outputs(number), on_the_simulator(__name__, number, tmp_path))
+
+
+def test_121_packages_built_for_another_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = section("1.2.1")
+    names = ("cupy-cuda12x", "nvidia-cudnn-cu12", "tensorrt-rtx-cu13", "numpy", "cuda-core", "pycuda", None)
+    distributions = [SimpleNamespace(name=name) for name in names]
+    monkeypatch.setattr(s.metadata, "distributions", lambda: distributions)
+    assert s.built_for() == {"cupy-cuda12x": "12.", "nvidia-cudnn-cu12": "12.", "tensorrt-rtx-cu13": "13."}
+    assert len(s.disagreements((13, 0), s.built_for())) == 2
+    assert "requirements.txt: cuda-core 1." in s.compatibility_table(None)[-1][2]

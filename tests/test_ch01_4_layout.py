@@ -103,7 +103,7 @@ def test_142_grids_by_hand() -> None:
     assert s.grid_for((16, 8, 120), (32, 8, 1), (3.75, 1, 16)) == (1, 1, 1)
     assert s.idle_threads((61, 66), (32, 8)) == 1 - 61 * 66 / (24 * 256)
     assert s.idle_threads((64, 64), (32, 8)) == 0
-    assert len(s.SHAPES) == 45 and all(64 <= x * y <= 1024 for x, y in s.SHAPES) and len(s.SHOWN) == 9
+    assert len(s.SHAPES) == 45 and all(64 <= x * y <= 1024 for x, y in s.SHAPES) and len(s.SHOWN) == 12
 
 
 def test_142_sectors_by_hand() -> None:
@@ -199,7 +199,7 @@ def test_142_recorded_figures_are_shown_with_gpu_and_date(
     recorded_as(shape_rows(), tmp_path, monkeypatch)
     printed = output_of("1.4.2", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03, not measured here" in printed
-    assert re.search(r"^ *16×16 +100% +8 +12.0% ", printed, flags=re.MULTILINE)
+    assert re.search(r"^ *16×16 +256 +100% +8 +12.0% ", printed, flags=re.MULTILINE)
     assert "fastest shape: 32×8, 64.0% of copy at 100% occupancy" in printed
     assert re.search(r"slowest shape: 1×\d+, 4.0% of copy at \d+% occupancy", printed)
     for name, of_copy in ((section("1.4.2").FLOAT4, "95.0%"), ("jacobi_3d", "60.0%")):
@@ -226,7 +226,7 @@ def test_142_shapes_of_equal_occupancy_are_far_apart() -> None:
     assert shapes[1, 256].seconds > 3 * shapes[32, 8].seconds
     assert shapes[1, 256].figures["occupancy %"] == shapes[32, 8].figures["occupancy %"]
     for row in rows:
-        name = row.name.partition(",")[0]
+        name = row.name.partition(", block")[0]
         best[name] = max(best.get(name, 0), row.of_copy)
     assert best[s.FLOAT4] > 0.9 and best[s.FLOAT4] >= best["jacobi_2d"]
     assert best[s.FLOAT4_3D] > best["jacobi_3d"]

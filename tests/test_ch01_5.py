@@ -302,7 +302,7 @@ def test_152_bad_matrices_and_sums() -> None:
     with pytest.raises(ValueError, match="not square float32 matrices of one size"):
         s.matmul(*[np.zeros((2, 2))] * 3)
     for bad in (x[:6], x[:0], x.astype(np.float64), x.reshape(2, 4)):
-        with pytest.raises(ValueError, match="not a float32 vector of 4, 8, ... elements"):
+        with pytest.raises(ValueError, match="not a float32 vector of 4, 8"):
             s.partial_sums(bad, sums, 1)
     for bad_sums, loads in ((sums[:100], 1), (sums[:0], 1), (sums, 3)):
         with pytest.raises(ValueError, match="not sums of whole blocks"):
@@ -448,9 +448,20 @@ def test_153_every_variant(shape: tuple[int, int, int]) -> None:
 
 def test_153_bad_input() -> None:
     s = section("1.5.3")
-    for images in (np.zeros((2, 3, 4)), np.zeros((3, 4), np.uint8), np.zeros((2, 0, 4), np.uint8)):
-        with pytest.raises(ValueError, match=f"expected uint8 images .*got {images.dtype}"):
+    for images in (np.zeros((2, 3, 4)), np.zeros((3, 4), np.uint8), np.zeros((2, 0, 4), np.uint8), [[[0.0]]]):
+        with pytest.raises(ValueError, match=f"expected uint8 images .*got {np.asarray(images).dtype}"):
             s.EdgeJob(images)
+    for streams in (0, -1):
+        with pytest.raises(ValueError, match=rf"at least one stream, got uint8 \(1, 2, 3\) and {streams}"):
+            s.EdgeJob(np.zeros((1, 2, 3), np.uint8), streams)
+    with pytest.raises(ValueError, match="the timeline is empty"):
+        s.busy_and_gaps([])
+
+
+def test_153_strided_images() -> None:
+    s, images = section("1.5.3"), section("1.5.3").random_images(4, 40)[::2, ::-1, ::3]
+    edges, _ = s.run(images, s.AFTER)
+    np.testing.assert_array_equal(edges, s.reference(images))
 
 
 @pytest.mark.simulator
@@ -467,21 +478,20 @@ def test_153_logical_time() -> None:
     assert spans == sorted((at + k, at + k + 1, lane, step) for at, lane in parts for k, step in enumerate(steps))
 
 
-def test_153_busy_and_gaps_by_hand(tmp_path: Path) -> None:
+def test_153_busy_and_gaps_by_hand() -> None:
     s = section("1.5.3")
     bars = [(0, 4, "one", "copy"), (4, 6, "one", "blur"), (9, 10, "one", "copy")]  # 4 to 6 follows at once
     bars += [(2, 8, "two", "blur"), (3, 5, "two", "inner")]  # the second lies within the first
     found = s.busy_and_gaps([s.Span(*bar) for bar in bars])
-    assert found["window"] == 10 and found["idle"] == 1  # from 8 to 9
-    assert found["busy"] == {"one": 7, "two": 6} and found["overlap"] == 4  # from 2 to 6
-    assert found["gaps"] == {"one": [(6, 9)], "two": []}
+    assert found["window"] == 10 and found["idle"] == 0.1  # from 8 to 9
+    assert found["lanes"] == {"one": (7, [3]), "two": (6, [])} and found["overlap"] == 0.4  # from 2 to 6
     assert [(name, sorted(taken)) for name, taken in found["top"].items()] == [
         ("blur", [2, 6]), ("copy", [1, 4]), ("inner", [2]),
     ]  # fmt: skip
 
 
 def test_153_a_trace_is_what_perfetto_expects(tmp_path: Path) -> None:
-    s, path = section("1.5.3"), tmp_path / "new" / "trace.json"
+    s, path = section("1.5.3"), tmp_path / "trace.json"
     spans = [s.Span(2.5, 3.0, "b", "späť"), s.Span(0.0, 2.0, "a", "first"), s.Span(1.0, 4.0, "b", "long")]
     s.write_trace(spans, path, "a process")
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -514,14 +524,11 @@ def test_153_load_trace_of_another_program(tmp_path: Path) -> None:
 
 
 def test_153_torch_is_profiled(tmp_path: Path) -> None:
-    s, path, jobs = section("1.5.3"), tmp_path / "new" / "torch.json", []
-    operators = s.profile_torch(path, lambda: jobs.append(1))
-    calls = {name: number for name, number, _ in operators}
-    assert calls["aten::linear"] == 6 and calls["aten::addmm"] == 6  # two layers, three steps
-    own = [taken for *_, taken in operators]
-    assert own == sorted(own, reverse=True) and own[0] > 0
-    operators = [span for span in s.load_trace(path, ("cpu_op",)) if span.name == "aten::addmm"]
-    assert len(operators) == 6 and all(span.end > span.begin for span in operators)
+    s, path, jobs = section("1.5.3"), tmp_path / "torch.json", []
+    s.profile_torch(path, lambda: jobs.append(1))
+    for name in ("aten::linear", "aten::addmm"):  # two layers, three steps
+        operators = [span for span in s.load_trace(path, ("cpu_op",)) if span.name == name]
+        assert len(operators) == 6 and all(span.end > span.begin for span in operators)
     assert bool(s.load_trace(path)) is not gpu.SIMULATED and bool(jobs) is not gpu.SIMULATED
 
 
@@ -551,7 +558,7 @@ def test_153_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
         assert "pageable, waits: 20 ticks, idle 0%, overlap 0%" in printed
         assert "pinned, 2 streams: 10 ticks, idle 0%, overlap 100%" in printed
         assert re.search(r"^ stream 1 +10 +50% +1 +5", printed, flags=re.MULTILINE)
-    assert re.search(r"^ aten::addmm +6 ", printed, flags=re.MULTILINE)
+        assert re.search(r"^ aten::addmm +6 ", printed, flags=re.MULTILINE)  # on a GPU: the kernels behind it
     (folder,) = re.findall(r"^traces, for .*: (.*)/\*\.json$", printed, flags=re.MULTILINE)
     assert {path.name for path in Path(folder).iterdir()} == {
         "pageable_waits.json", "pinned_2_streams.json", "torch.json",
@@ -571,7 +578,7 @@ def test_153_the_timeline_shows_problem_and_cure() -> None:
     s = section("1.5.3")
     images = s.random_images(8, 2048)
     before, after = (s.busy_and_gaps(s.run(images, name)[1]) for name in (s.BEFORE, s.AFTER))
-    assert before["overlap"] == 0 and after["overlap"] > 0.3 * after["window"]
+    assert before["overlap"] == 0 and after["overlap"] > 0.3
     assert after["window"] < 0.6 * before["window"]
 
 

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.simulator
 
 def test_the_kernels_of_a_section(capsys):
     profiles = profile.collect(sections.find("1.1.2"), ["--size", "64"])
-    assert {"who_1d", "who_2d", "who_3d", "gray", "gray_by_4"} <= profiles.keys()
+    assert {"who_1d", "who_2d", "who_3d", "gray", "gray_by_16"} <= profiles.keys()
     gray = profiles["gray"]
     line, counter = gray.costliest()[0]
     assert gray.source.splitlines()[line - 1].strip().startswith("out[i] = (77 * rgb")
     assert counter["load requests"] == 3 * counter["store requests"] == gray.total()["load requests"]
-    by_4 = profiles["gray_by_4"].total()
-    assert by_4["load sectors"] < gray.total()["load sectors"]
+    by_16 = profiles["gray_by_16"].total()
+    assert by_16["load sectors"] < gray.total()["load sectors"]
 
 
 def test_what_it_prints(capsys):

@@ -659,7 +659,7 @@ def test_fault_surfaces_at_the_synchronisation_and_sticks() -> None:
     gpu.launch(kernel, 1, 64, small)  # does not raise
     with pytest.raises(OUT_OF_BOUNDS):
         gpu.sync()
-    for again in (gpu.sync, lambda: gpu.to_host(good), gpu.device.sync):
+    for again in (gpu.sync, lambda: gpu.launch(kernel, 1, 64, good), lambda: gpu.to_host(good), gpu.device.sync):
         with pytest.raises(OUT_OF_BOUNDS):
             again()
     simulator.reset()

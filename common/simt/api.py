@@ -552,6 +552,8 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
     prepared = kernel._kernel.prepare(config.grid, config.block, config.shmem_size, config.is_cooperative, args)
 
     def run(owner: Kernel) -> None:  # a graph that replays this keeps the kernel's module alive
+        if _state.reported:
+            _state.check()  # the context is lost, and every call says so
         if _state.fault is not None:
             return
         _state.arena.free_dropped()
