@@ -398,6 +398,7 @@ def report(rows):
     lines = [(name, si(t0, "s"), si(rate, "B/s"), si(t0 * rate, "B")) for name, (t0, rate) in fits.items()]
     table("t = t0 + n / B, fitted; half of B is reached at t0 × B", ("copy", "t0", "B", "t0 × B"), lines)
     results.show([r for r in rows if r.size not in SIZES])
+    print("Rates are of the bytes copied: within the device, memory reads and writes them, and so moves twice as many.")
     print("Pinned copies are compared with torch's of the same run, the rectangle with a copy for each of its rows.")
     print("The call of a pageable copy returns when the host's array has been read, that of a pinned one long before:")
     print("only an event behind the copy tells when the array may be changed.")
