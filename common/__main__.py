@@ -27,8 +27,10 @@ Code of 《大模型训练与推理加速实战：基于CUDA计算平台（Pytho
 
   ./run 1.1.1 [options]         run a section; --help lists its options, --quick is a small run
   ./run list [chapter]          the sections: which are built, what each does without a GPU
-  ./run profile section         what its kernels ask of the memory, by source line, counted by the simulator
-  ./run sanitize section        look for faults and races: compute-sanitizer, or the simulator
+  ./run profile section         what its kernels ask of the memory, by source line; on a GPU, the hardware's figures too
+  ./run counters                the simulator's counters beside a GPU's; on a GPU with Nsight Compute, counts anew
+  ./run sanitize [section]      look for faults and races: compute-sanitizer, or the simulator (no section: in all)
+  ./run sanitize faults         planted faults: what compute-sanitizer finds of them, and what the simulator
   ./run notebook [section]      JupyterLab, on a section if one is named
   ./run doctor                  what is installed, what is missing, what that would unlock
   ./run bench [chapter|simt]    measure on a GPU into results/; simt: the simulator's own speed
@@ -40,10 +42,23 @@ The first command that needs it makes .venv (RUN_PYTHON=/path/to/python uses a p
 CUDA_BOOK_DEVICE=simulator runs on the simulator although there is a GPU.
 Exit codes: 0 verified, 1 failed, 2 wrong usage, 77 something it needs is missing, 130 interrupted."""
 
-COMMANDS = ("demo", "test", "list", "profile", "sanitize", "notebook", "doctor", "bench", "setup", "lint", "help")
+COMMANDS = (
+    "demo",
+    "test",
+    "list",
+    "profile",
+    "counters",
+    "sanitize",
+    "notebook",
+    "doctor",
+    "bench",
+    "setup",
+    "lint",
+    "help",
+)
 
 # The script that shows a chapter at its best; it must accept --quick and --plot.
-HEADLINES = {1: "1.1.2"}
+HEADLINES = {1: "1.1.2", 8: "8.1.2"}
 
 
 class Command(NamedTuple):
@@ -201,18 +216,33 @@ def notebook(section: Section | None, options: list[str]) -> int:
 
 
 def profile(section: Section, options: list[str]) -> int:
-    """Count what a section's kernels do, on the simulator whatever device there is."""
+    """Count what a section's kernels do, on the simulator whatever device there is; on a GPU that is there too."""
+    hardware = os.environ.get("CUDA_BOOK_DEVICE") != "simulator"
     os.environ["CUDA_BOOK_DEVICE"] = "simulator"  # before common.gpu looks
     from common.profile import report
 
-    return report(section, options)
+    return report(section, options, hardware)
 
 
-def sanitize(section: Section, options: list[str]) -> int:
-    """Look for faults and races in a section's kernels, on whatever is there."""
+def counters() -> int:
+    """Compare the simulator's counters with a GPU's: counted now, or stored."""
+    from common.counters import report
+
+    return report()
+
+
+def sanitize(section: Section | None, options: list[str]) -> int:
+    """Look for faults and races in the kernels of a section, or of all, on whatever is there."""
     from common.sanitize import report
 
     return report(section, options)
+
+
+def sanitize_faults() -> int:
+    """What is found of the planted faults in tests/faults."""
+    from common.sanitize import show_faults
+
+    return show_faults()
 
 
 def lint() -> int:
@@ -256,8 +286,12 @@ def parse(arguments: list[str]) -> Command:
             return Command(lambda: notebook(section, options))
         case ["notebook", *options]:
             return Command(lambda: notebook(None, options))
-        case [("profile" | "sanitize") as name]:
-            raise UsageError(f"{name} needs a section, such as 1.1.2 (./run list)")
+        case ["profile"]:
+            raise UsageError("profile needs a section, such as 1.1.2 (./run list)")
+        case ["sanitize"]:
+            return Command(lambda: sanitize(None, []))
+        case ["sanitize", "faults"]:
+            return Command(sanitize_faults)
         case ["sanitize", number, *options] if not number.startswith("-"):
             section = built(number)
             return Command(lambda: sanitize(section, options))
@@ -281,6 +315,8 @@ def parse(arguments: list[str]) -> Command:
         case ["bench", text]:
             chapter = chapter_number(text)
             return Command(lambda: bench(chapter))
+        case ["counters"]:
+            return Command(counters)
         case ["demo"]:
             return Command(demo)
         case ["doctor"]:

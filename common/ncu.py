@@ -14,19 +14,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.cli import ReaderError, Unavailable
 from common.doctor import PURPOSE, find_tool
 
+Extent = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: its kernel (with template arguments, without the others), and the value of each metric."""
+    """One launch: its kernel as a program names it (`tiled<0, 1>`), the value of each metric, its grid and block."""
 
     kernel: str
     metrics: dict[str, float]
+    grid: Extent = (1, 1, 1)
+    block: Extent = (1, 1, 1)
 
 
 def command(tool: str, program: Sequence[str], metrics: Sequence[str], log: str) -> list[str]:
@@ -44,7 +48,8 @@ def read_csv(text: str) -> list[Launch]:
         if row["ID"]:  # the row of units has none
             cells = {name: _number(value) for name, value in row.items() if "__" in name}
             values = {name: value for name, value in cells.items() if value is not None}
-            launches.append(Launch(_name(row["Kernel Name"]), values))
+            grid, block = (_extent(row.get(f"{what} Size", "")) for what in ("Grid", "Block"))
+            launches.append(Launch(_name(row["Kernel Name"]), values, grid, block))
     return launches
 
 
@@ -57,8 +62,22 @@ def _number(text: str) -> float | None:
 
 
 def _name(kernel: str) -> str:
-    """`scale<(int)2>` of `void scale<(int)2>(float *, int)`; a parenthesis before a number is a cast."""
-    return re.sub(r"^void |\((?![\w ]+\)-?\d).*", "", kernel)
+    """`scale<2, true>` of `void scale<(int)2, (bool)1>(float *, int)`; a parenthesis before a number is a cast."""
+    named = re.sub(r"^void |\((?![\w ]+\)-?\d).*", "", kernel)
+    named = re.sub(r"\(bool\)(\d)", lambda found: "true" if found[1] == "1" else "false", named)
+    return re.sub(r"\([\w ]+\)(?=-?\d)", "", named)
+
+
+def _extent(text: str) -> Extent:
+    """(32, 8, 1) of "(32, 8, 1)"; () of nothing."""
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def version() -> str:
+    """Of the ncu that is here, "2025.3.1.0"."""
+    done = subprocess.run([str(find_tool("ncu")), "--version"], capture_output=True, text=True)
+    found = re.search(r"\d+\.\d+[\d.]*", done.stdout)
+    return found[0] if found else "unknown"
 
 
 def profile(program: Sequence[str], metrics: Sequence[str], stdin: str = "", timeout: float = 120) -> list[Launch]:
@@ -77,7 +96,7 @@ def profile(program: Sequence[str], metrics: Sequence[str], stdin: str = "", tim
     if len({tuple(launch.kernel for launch in run) for run in runs}) != 1:
         raise ReaderError(f"ncu saw different launches in two runs of {' '.join(program)[:80]}")
     return [
-        Launch(same[0].kernel, {name: value for launch in same for name, value in launch.metrics.items()})
+        replace(same[0], metrics={name: value for launch in same for name, value in launch.metrics.items()})
         for same in zip(*runs, strict=True)
     ]
 

@@ -8,7 +8,6 @@ KERNELS = "tests/test_simt_kernels.py::test_kernel"
 TRAPS = "tests/test_simt_traps.py::"
 TRANSPOSES = "the_transposes_as_an_h200_counts_them"
 COLLAPSE = "collapse_finds_the_different_patterns"
-PLANTED = "a_planted_race_is_found_and_its_mended_twin_is_clean"
 
 
 def broken(file: str, old: str, new: str, test: str) -> Mutant:
@@ -170,21 +169,6 @@ MUTANTS = [
             ('"fma": 2', '"fma": 1', "lines_of_the_source_and_a_last_warp_that_is_not_full"),
             ("* (group.n if by_thread else warps)", "* group.n", "divergence_lowers_the_active_threads"),
             ("        _listeners.remove(launches)", "        pass", "nobody_counts_outside"),
-        )
-    ),
-    # races
-    *(
-        broken("races", old, new, f"tests/test_simt_races.py::test_{test}")
-        for old, new, test in (
-            ("self.block_epoch[np.unique(blocks)] += 1", "pass", PLANTED),
-            ("self.warp_epoch[np.unique(group.slot_index >> 5)] += 1", "pass", PLANTED),
-            ("self.reader[at] = who.slot\n", "pass\n", PLANTED),
-            (" & (other != who.slot)", "", "what_is_no_race"),
-            (
-                "clash = (last != who.slot) & (self.elements[at] != values)",
-                "clash = last != who.slot",
-                "what_is_no_race",
-            ),
         )
     ),
     # occupancy

@@ -192,7 +192,7 @@ def test_133_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(re.findall(r"^ table_sums, (1 address|32 addresses) +1000 ", printed, flags=re.MULTILINE)) == 2
     assert ("not run: times and rates" in printed) is gpu.SIMULATED
     if gpu.SIMULATED:  # each store is of 32 pixels, and a row of 64 takes two
-        requests = re.findall(r"^ conv_(?:global|constant) .* (\d+) +\d+ \(4 each\)", printed, flags=re.MULTILINE)
+        requests = re.findall(r"^ conv_(?:global|constant) .* (\d+) +\d+ \(4\) ", printed, flags=re.MULTILINE)
         assert requests == ["118", "118"]
 
 

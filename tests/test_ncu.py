@@ -16,9 +16,12 @@ SECTORS, WAVEFRONTS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "smsp__s
 HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","CC"'
 
 
+SHAPE = (4, 2, 3), (32, 8, 1)  # grid and block of every row
+
+
 def row(number: str, kernel: str, *values: str) -> str:
     """A row of the table as ncu --csv --page raw writes it."""
-    cells = [number, "4711", "python3", "127.0.0.1", kernel, "1", "13", "(32, 32, 1)", "(32, 32, 1)", "9.0", *values]
+    cells = [number, "4711", "python3", "127.0.0.1", kernel, "1", "13", "(32, 8, 1)", "(4, 2, 3)", "9.0", *values]
     return ",".join(f'"{cell}"' for cell in cells)
 
 
@@ -57,8 +60,8 @@ def test_csv() -> None:
         )
     )
     assert found == [
-        Launch("smooth", dict(zip(metrics, (1_048_576, 91.25, 16), strict=True))),
-        Launch("tiled<(int)0>", dict(zip(metrics, (0, 50, 32), strict=True))),
+        Launch("smooth", dict(zip(metrics, (1_048_576, 91.25, 16), strict=True)), *SHAPE),
+        Launch("tiled<0>", dict(zip(metrics, (0, 50, 32), strict=True)), *SHAPE),
     ]
 
 
@@ -69,9 +72,10 @@ def test_csv() -> None:
         ("copy()", "copy"),
         ("copy(int)", "copy"),
         ("void tiled<1>(const float *, float *, int, int)", "tiled<1>"),
-        ("void tiled<(int)0, (bool)1>(vec<float> *)", "tiled<(int)0, (bool)1>"),
-        ("void tiled<(unsigned int)4>(int)", "tiled<(unsigned int)4>"),
-        ("void scale<float, (int)-1>(T1 *)", "scale<float, (int)-1>"),
+        ("void tiled<(int)0, (bool)1>(vec<float> *)", "tiled<0, true>"),
+        ("void tiled<(bool)0>(vec<float> *)", "tiled<false>"),
+        ("void tiled<(unsigned int)4>(int)", "tiled<4>"),
+        ("void scale<float, (int)-1>(T1 *)", "scale<float, -1>"),
     ],
 )
 def test_the_name_of_a_kernel(kernel: str, name: str) -> None:
@@ -119,8 +123,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_run_for_metrics_of_one_kind(fake: Path) -> None:
     (fake / "answer0.csv").write_text(log([SECTORS], row("0", "copy(int)", "12"), row("1", "copy(int)", "13")))
     assert profile(["program"], [SECTORS], stdin="a job") == [
-        Launch("copy", {SECTORS: 12}),
-        Launch("copy", {SECTORS: 13}),
+        Launch("copy", {SECTORS: 12}, *SHAPE),
+        Launch("copy", {SECTORS: 13}, *SHAPE),
     ]
     metrics, path, job = (fake / "run0").read_text().split("\n")
     assert (metrics, job) == (SECTORS, "a job")
@@ -132,8 +136,8 @@ def test_patched_metrics_have_a_run_of_their_own(fake: Path) -> None:
     (fake / "answer0.csv").write_text(log([SECTORS], row("0", "copy(int)", "4"), row("1", "scale(int)", "5")))
     (fake / "answer1.csv").write_text(log([WAVEFRONTS], row("0", "copy(int)", "6"), row("1", "scale(int)", "7")))
     assert profile(["program"], [WAVEFRONTS, SECTORS], stdin="job") == [
-        Launch("copy", {SECTORS: 4, WAVEFRONTS: 6}),
-        Launch("scale", {SECTORS: 5, WAVEFRONTS: 7}),
+        Launch("copy", {SECTORS: 4, WAVEFRONTS: 6}, *SHAPE),
+        Launch("scale", {SECTORS: 5, WAVEFRONTS: 7}, *SHAPE),
     ]
     asked = [(fake / f"run{number}").read_text().split("\n") for number in (0, 1)]
     assert [lines[0] for lines in asked] == [SECTORS, WAVEFRONTS] and asked[0][-1] == asked[1][-1] == "job"

@@ -441,4 +441,4 @@ def test_the_cuda_12_set_differs_in_cuda_only() -> None:
 
 def test_wrong_usage_in_process() -> None:
     with pytest.raises(UsageError, match="not built yet"):
-        commands.built("8.3.2")
+        commands.built("9.1.1")

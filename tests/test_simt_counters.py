@@ -7,7 +7,7 @@ import pytest
 
 import common.simt.api as simulator
 from common.simt import access
-from common.simt.counters import METRICS, Counts, counting
+from common.simt.counters import BYTES, CLASSES, METRICS, Counts, class_of, counting
 from tests.simt_cases import linear
 from tests.simt_cases.harness import Runner
 
@@ -177,6 +177,8 @@ def test_lines_of_the_source_and_a_last_warp_that_is_not_full() -> None:
     assert counts.total("flops") == 200
     lines = counts.lines()
     assert lines[6]["global_load_sectors"] == 50 and lines[6]["flops"] == 200
+    assert lines[6]["global_load_bytes"] == counts.total("global_load_bytes") == 50 * 32
+    assert counts.shape == ((2, 1, 1), (64, 1, 1))
     assert "global_load_sectors" not in lines.get(5, {})
     assert sum(line.get("instructions", 0) for line in lines.values()) == counts.total("instructions")
 
@@ -232,12 +234,71 @@ def test_local_memory_and_atomics() -> None:
     assert counts.total("local_store_requests") > 0 and counts.total("local_load_requests") > 0
 
 
+@pytest.mark.parametrize(
+    ("instruction", "kind"),
+    [
+        ("fma.rn.f32", "float"),
+        ("setp.lt.f64", "float"),
+        ("add.rn.bf16x2", "float"),
+        ("mad.lo.s32", "integer"),
+        ("setp.ge.s64", "integer"),
+        ("shl.b64", "integer"),
+        ("cvt.rn.f32.s32", "move"),
+        ("cvta.to.global.u64", "move"),
+        ("ld.global.nc.v4.f32", "global"),
+        ("red.global.add.u32", "global"),
+        ("cp.async.cg.shared.global", "global"),
+        ("ld.shared.v2.f32", "shared"),
+        ("st.shared__cta.u8", "shared"),
+        ("ld.param.u64", "other_memory"),
+        ("st.local.f32", "other_memory"),
+        ("ld.u32", "other_memory"),
+        ("bra", "control"),
+        ("bar.sync", "barrier"),
+        ("membar.gl", "barrier"),
+        ("shfl.sync.down.b32", "warp"),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "matrix"),
+        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "matrix"),
+    ],
+)
+def test_classes_of_instructions(instruction: str, kind: str) -> None:
+    opcode, *modifiers = instruction.split(".")
+    assert class_of(opcode, modifiers) == kind and kind in CLASSES
+
+
+def test_each_instruction_has_one_class() -> None:
+    counts = counts_of(MIXED, "mixed", 3, 64, buffer(256), buffer(4))
+    totals = counts.totals()
+    assert sum(totals[f"{kind}_instructions"] for kind in CLASSES) == totals["instructions"]
+    # two warps in each of three blocks: a barrier, an access of shared memory before it and one behind
+    assert totals["barrier_instructions"] == 6 and totals["shared_instructions"] == 12
+    assert totals["shared_load_requests"] == totals["shared_store_requests"] == 6
+    assert set(BYTES) < set(METRICS)
+
+
 def test_nobody_counts_outside() -> None:
     with counting() as outer:
         counts_of(STRIDED, "strided", 1, 32, buffer(400), buffer(400), np.int32(32), np.int32(1))
     counts_of(STRIDED, "strided", 1, 32, buffer(400), buffer(400), np.int32(32), np.int32(1))
     assert len(outer) == 1
-    assert set(outer[0].totals()) == set(METRICS)
+    assert set(outer[0].totals()) == {*METRICS, *(f"{kind}_instructions" for kind in CLASSES)}
+
+
+def test_an_address_that_is_used_again_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps counting cheap: a thread of the tiled matmul reads 32 words beside each other for each tile, and what
+    the first and the unaligned ones cost is known for the others. tests/bench_simt.py shows the time."""
+    looked: list[int] = []
+    collapse = access.collapse
+    monkeypatch.setattr(access, "collapse", lambda lanes, unit: looked.append(len(lanes)) or collapse(lanes, unit))
+    (case,) = (case for case in linear.CASES if case.name == "matmul_tiled")
+    gpu = Runner.of(simulator)
+    gpu.module = gpu.compile(case.source, case.kernels)
+    with counting() as launches:
+        case.launch(gpu, (64, 64, 64), **case.make_inputs((64, 64, 64)))
+    kinds = ("global_load", "global_store", "shared_load", "shared_store")
+    requests = [launches[0].total(f"{kind}_requests") for kind in kinds]
+    assert requests == [2 * 4 * 128, 128, 32 * 4 * 128, 2 * 4 * 128]  # 4 steps of 16, 128 warps
+    assert sum(looked) * 4 < sum(requests)
 
 
 def test_a_graph_counts_each_of_its_launches() -> None:

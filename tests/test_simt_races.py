@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import common.simt.api as simulator
-from common.simt.races import Race, watching
+from common.simt.findings import Finding, watching
 from tests.simt_cases import CASES
 from tests.simt_cases.harness import Case
 
@@ -21,7 +21,7 @@ PLANTED = {
         {"read after write"},
     ),
     "neighbours in place": (
-        "__shared__ int s[129]; s[t] = t; __syncthreads();"
+        "__shared__ int s[129]; s[t] = t; if (t == 0) s[128] = 0; __syncthreads();"
         "int v = s[t + 1]; RACE s[t] = v; __syncthreads(); out[t] = s[t];",
         ("", "__syncthreads();"),
         {"write after read"},
@@ -84,18 +84,28 @@ PLANTED = {
         ("", "__syncthreads();"),
         {"read after write"},
     ),
+    "rows of a matrix": (
+        "__shared__ __align__(16) unsigned s[128]; s[t] = t; RACE unsigned r;"
+        'asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r)'
+        ' : "r"((unsigned)__cvta_generic_to_shared(&s[4 * (t % 8)]))); out[t] = r;',
+        ("", "__syncthreads();"),
+        {"read after write"},
+    ),
     "through a generic pointer": (
-        "__shared__ int s[128]; int* p = out[0] < -5 ? out : s; p[t] = t; RACE out[t] = p[127 - t];",
+        "__shared__ int s[128]; int* p = none < -5 ? out : s; p[t] = t; RACE out[t] = p[127 - t];",
         ("", "__syncthreads();"),
         {"read after write"},
     ),
 }
 CLEAN = {
+    "two places write the same": (
+        "__shared__ int s[128]; s[t] = 7; s[127 - t] = none + 7; __syncthreads(); out[t] = s[t];"
+    ),
     "a named barrier for two warps": (
         '__shared__ int s[128]; s[t] = t; asm volatile("bar.sync %0, 64;" :: "r"(1 + t / 64)); out[t] = s[t ^ 32];'
     ),
-    "everybody writes the same": "__shared__ int s; s = out[0] + 7; __syncthreads(); out[t] = s;",
-    "a thread reads its own": "__shared__ int s[128]; const int zero = out[0]; s[t] = t; out[t] = s[t + zero];",
+    "everybody writes the same": "__shared__ int s; s = none + 7; __syncthreads(); out[t] = s;",
+    "a thread reads its own": "__shared__ int s[128]; s[t] = t; out[t] = s[t + none];",
     "everybody reads one": "__shared__ int s[128]; s[t] = t; __syncthreads(); out[t] = s[0] + s[5];",
     "neighbouring bytes": "__shared__ char s[128]; s[t] = t; s[t] += 1; out[t] = s[t];",
     "atomics": (
@@ -107,14 +117,16 @@ CLEAN = {
         "__shared__ volatile int go; if (!t) go = 0; __syncthreads();"
         "if (t < 32) { if (!t) go = 1; } else while (!go) { } out[t] = 1;"
     ),
-    "threads that left": (
-        "__shared__ int s[128]; s[t] = t; if (t >= 96) return; __syncthreads(); out[t] = s[(t + 1) % 96];"
-    ),
 }
 
 
-def races_of(body: str) -> list[Race]:
-    source = f"""extern "C" __global__ void kernel(int* all)
+# kernels of the corpus that show how barriers count threads that are elsewhere, or gone
+BARRIERS_ON_PURPOSE = "barrier missed.*\\n.*kernel (exit_before_barrier|exit_in_loop|two_sites)"
+
+
+def races_of(body: str) -> list[Finding]:
+    source = f"""__device__ int none;
+extern "C" __global__ void kernel(int* all)
 {{
     int* out = all + 128 * blockIdx.x;
     const int t = threadIdx.x;
@@ -134,7 +146,9 @@ def races_of(body: str) -> list[Race]:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_race_is_found_and_its_mended_twin_is_clean(name: str) -> None:
     body, (racy, mended), kinds = PLANTED[name]
-    assert {race.kind for race in races_of(body.replace("RACE", racy))} == kinds
+    found = races_of(body.replace("RACE", racy))
+    assert {race.kind for race in found} == {"shared race"}
+    assert {race.what.removeprefix("race in shared memory, ") for race in found} == kinds
     assert races_of(body.replace("RACE", mended)) == []
 
 
@@ -145,11 +159,12 @@ def test_what_is_no_race(name: str) -> None:
 
 def test_the_report_names_both_threads_and_lines() -> None:
     (race,) = races_of("__shared__ int s[128];\n    s[t] = t;\n    out[t] = s[127 - t];")
-    assert (race.kernel, race.block, race.offset) == ("kernel", 0, 508)
-    text = str(race)
-    assert "race in shared memory, read after write: kernel kernel" in text
-    assert re.search(r"block \(0,0,0\) thread \(127,0,0\), line 6: s\[t\] = t;", text)
-    assert re.search(r"block \(0,0,0\) thread \(0,0,0\), line 7: out\[t\] = s\[127 - t\];", text)
+    assert str(race) == (
+        "race in shared memory, read after write\n"
+        "  in kernel kernel, block (0,0,0) thread (127,0,0), line 7: s[t] = t;\n"
+        "  and block (0,0,0) thread (0,0,0), line 8: out[t] = s[127 - t];\n"
+        "  at byte 508 of 's'"
+    )
 
 
 def test_without_a_watcher_nothing_is_found_and_results_are_the_same() -> None:
@@ -165,6 +180,6 @@ def test_the_corpus_is_clean(case: Case) -> None:
     size = case.sizes[min(1, len(case.sizes) - 1)]
     with watching() as found:
         out = case.run(simulator, size)
-    assert found == []
+    assert [str(f) for f in found if not re.search(BARRIERS_ON_PURPOSE, str(f))] == []
     for name, values in case.run(simulator, size).items():  # watching changes no result
         np.testing.assert_array_equal(out[name], values)

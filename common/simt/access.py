@@ -42,6 +42,15 @@ def atomic_sectors(lanes: np.ndarray) -> Counts:
     return np.bincount(sector[begins] >> 48 - SECTOR, most, len(lanes)).astype(np.int64)
 
 
+def local_sectors(lanes: np.ndarray, size: int) -> Counts:
+    """Sectors of a load or store of `size` bytes a lane in local memory; `lanes` are offsets in each thread's own.
+
+    It is interleaved: for each word there is a row of 32 lanes, which is four sectors of 8 lanes each.
+    """
+    octets = np.where(lanes < 0, INACTIVE, (lanes >> 2) * 4 + (LANES >> 3))
+    return _distinct(octets) * max(size // 4, 1)
+
+
 def shared_load(lanes: np.ndarray, size: int) -> tuple[Counts, Counts]:
     """(wavefronts, bank conflicts) of a load of `size` bytes a lane (1 to 16) from shared memory.
 

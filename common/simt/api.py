@@ -19,7 +19,7 @@ import numpy as np
 from cuda.core import EventOptions, StreamOptions
 from cuda.core._utils.cuda_utils import ComputeCapability
 
-from common.simt import counters, races
+from common.simt import counters, findings
 from common.simt.compiler import compile_ptx, ptxas_log
 from common.simt.errors import KernelFault, LaunchError, SimulatorError, SimulatorUnsupported
 from common.simt.graph import GraphBuilder
@@ -322,7 +322,9 @@ class Buffer:
         if self._host:
             return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.handle))
         if _state.arena.find(self.handle, self.handle + self.size) is None:
-            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} are not allocated")
+            once = _state.arena.was(self.handle)
+            why = "are not allocated" if once is None else f"are of {findings.label(once)}, which is freed"
+            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: {self.size} bytes at {self.handle:#x} {why}")
         return _state.arena.bytes[self.handle : self.handle + self.size]
 
     def copy_from(self, src: "Buffer", *, stream: "Stream | GraphBuilder", options: object = None) -> None:
@@ -348,6 +350,8 @@ class Buffer:
             raise ValueError(f"buffer size ({self.size}) must be divisible by {len(pattern)}")
         data = self._bytes()
         _on(stream, lambda: data.view(f"u{len(pattern)}").fill(int.from_bytes(pattern, "little")))
+        if not self._host:
+            _on(stream, lambda: _state.arena.wrote(self.handle, self.size))
 
     def close(self, stream: object = None) -> None:
         if self._free is not None and self._free.detach():
@@ -366,6 +370,8 @@ class Buffer:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if not self.is_host_accessible:
             raise SimulatorUnsupported("DLPack of device memory: no other library can see the simulator's memory")
+        if not self._host:
+            _state.arena.wrote(self.handle, self.size)  # from now on the host may, unseen
         return np.asarray(_HostView(self)).__dlpack__(max_version=max_version)
 
     def __repr__(self) -> str:
@@ -403,6 +409,7 @@ def _copy(dst: Buffer, src: Buffer) -> None:
     elif _state.fault is not None:
         return
     dst._bytes()[:] = src._bytes()
+    _state.arena.copied(None if dst._host else dst.handle, None if src._host else src.handle, src.size)
 
 
 class Program:
@@ -560,16 +567,19 @@ def launch(stream: Stream | GraphBuilder, config: cuda.core.LaunchConfig, kernel
         workspace = _state.arena.allocate(64, "device", "grid barrier") if config.is_cooperative else None
         if workspace is not None:
             _state.arena.bytes[workspace.start : workspace.end] = 0
+            _state.arena.wrote(workspace.start, workspace.size)
             prepared.workspace = workspace.start
         counters.begin(prepared)
-        prepared.races = races.listener()
+        prepared.found = findings.listener()
         try:
             prepared.run()
         except KernelFault as fault:
             _state.fault = fault
+            if prepared.found is not None:
+                prepared.found.fault(fault, prepared.program.kernel.name)
         finally:
             _state.output += prepared.output
-            prepared.output = []
+            prepared.output, prepared.watch = [], None
             if workspace is not None:
                 _state.arena.free(workspace.start)
 

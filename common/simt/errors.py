@@ -23,6 +23,10 @@ class LaunchError(SimulatorError):
     """The launch configuration or the kernel's arguments cannot be right. Raised by launch() itself."""
 
 
+class InvalidFree(SimulatorError):
+    """Something was freed that is not allocated: freed twice, or never allocated at that address."""
+
+
 class KernelFault(SimulatorError):
     """A kernel broke a rule while it ran. Surfaces at the next synchronisation and sticks, as on a GPU."""
 
@@ -33,6 +37,10 @@ class IllegalAddress(KernelFault):
     """A load, store or atomic touched bytes outside every live allocation of its memory space."""
 
     code = "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+class UseAfterFree(IllegalAddress):
+    """An access to what was allocated once and is freed."""
 
 
 class MisalignedAddress(KernelFault):

@@ -86,9 +86,13 @@ def _read_later(w: BlockWriter, i: Instr) -> bool:
 
 @handles("cp")
 def copy_async(w: BlockWriter, i: Instr) -> None:
-    """cp.async copies at once; commit and wait have nothing left to do."""
+    """cp.async copies at once; commit and wait matter to those who watch."""
     refuse(i, "bulk", "mbarrier")
-    if "commit_group" in i.mods or "wait_group" in i.mods or "wait_all" in i.mods:
+    if "commit_group" in i.mods:
+        w.emit("memory.commit_copies(g)")
+        return
+    if "wait_group" in i.mods or "wait_all" in i.mods:
+        w.emit(f"memory.wait_copies(g, {i.args[0].value if 'wait_group' in i.mods else -1})")
         return
     target, to = w.address("shared", i.args[0])
     source, start = w.address("global", i.args[1])

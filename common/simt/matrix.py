@@ -150,7 +150,8 @@ def wmma_load(
     memory.aligned(g, address, offset, 16, "wmma.load", where)
     dtype = WMMA_TYPES[kind]
     elements = [
-        memory.load(g, at, offset, dtype, where)[0] for at in _elements(g, role, shape, layout, address, stride, dtype)
+        memory.load(g, at, offset, dtype, where)[0]
+        for at in fragment_elements(g, role, shape, layout, address, stride, dtype)
     ]
     packed = np.ascontiguousarray(np.stack(elements, axis=1))
     words = packed.view(u4) if dtype.itemsize < 4 else packed
@@ -174,11 +175,11 @@ def wmma_store(
     dtype = WMMA_TYPES[kind]
     registers = np.ascontiguousarray(np.stack([np.broadcast_to(v, (g.n,)) for v in values], axis=1))
     elements = registers.view(dtype)
-    for i, at in enumerate(_elements(g, role, shape, layout, address, stride, dtype)):
+    for i, at in enumerate(fragment_elements(g, role, shape, layout, address, stride, dtype)):
         memory.store(g, at, offset, dtype, [elements[:, i]], where)
 
 
-def _elements(
+def fragment_elements(
     g: "Group", role: str, shape: str, layout: str, address: Address, stride: np.ndarray, dtype: np.dtype
 ) -> Iterator[Address]:
     """For each element of a wmma fragment, where the lanes find it in memory."""
@@ -204,7 +205,7 @@ def one_space(address: AnyAddress) -> Address:
 def ldmatrix(g: "Group", address: Address, offset: int, count: int, transposed: bool, where: int) -> list[np.ndarray]:
     """ldmatrix: lane 8m + r has the address of row r (16 bytes) of matrix m; a lane gets two elements of each."""
     _rows_aligned(g, address, offset, count, "ldmatrix", where)
-    halves = [memory.load(g, at, offset, u2, where)[0] for at in _matrix_elements(g, address, count, transposed)]
+    halves = [memory.load(g, at, offset, u2, where)[0] for at in matrix_elements(g, address, count, transposed)]
     return [ops.join(low, high, u2, u4) for low, high in zip(halves[::2], halves[1::2], strict=True)]
 
 
@@ -213,7 +214,7 @@ def stmatrix(g: "Group", address: Address, offset: int, values: list, transposed
     _rows_aligned(g, address, offset, len(values), "stmatrix", where)
     pairs = [np.ascontiguousarray(np.broadcast_to(v, (g.n,))).view(u2).reshape(-1, 2) for v in values]
     halves = [pair[:, half] for pair in pairs for half in range(2)]
-    for at, half in zip(_matrix_elements(g, address, len(values), transposed), halves, strict=True):
+    for at, half in zip(matrix_elements(g, address, len(values), transposed), halves, strict=True):
         memory.store(g, at, offset, u2, [half], where)
 
 
@@ -224,7 +225,7 @@ def _rows_aligned(g: "Group", address: Address, offset: int, count: int, what: s
     memory.aligned(g.subset(naming), Address(address.space, raw, 0), offset, 16, what, where)
 
 
-def _matrix_elements(g: "Group", address: Address, count: int, transposed: bool) -> Iterator[Address]:
+def matrix_elements(g: "Group", address: Address, count: int, transposed: bool) -> Iterator[Address]:
     """Where the two elements of each of `count` matrices lie that a lane loads or stores."""
     of_row = rows(g, np.broadcast_to(address.raw, (g.n,)))  # (warps, 32)
     for matrix in range(count):

@@ -6,18 +6,21 @@ Every access is checked: inside one live allocation, and aligned to its size.
 """
 
 import bisect
+import contextlib
 import functools
 import mmap
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.simt.errors import IllegalAddress, KernelFault, MisalignedAddress, SimulatorError
+from common.simt import findings
+from common.simt.errors import IllegalAddress, InvalidFree, KernelFault, MisalignedAddress, SimulatorError, UseAfterFree
+from common.simt.initcheck import Written
 from common.simt.ops import widen
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ WINDOW_SHIFT = 44  # the bits above it tell in which window a generic address li
 SHARED_WINDOW = 1 << WINDOW_SHIFT
 LOCAL_WINDOW = 2 << WINDOW_SHIFT
 PARAM_WINDOW = 3 << WINDOW_SHIFT
+FREED = 256  # how many freed allocations are remembered
+QUARANTINE = 64 << 20  # bytes of addresses behind all that is there, used once each, where somebody watches
 UNWRITTEN = 0xFF  # fresh memory: NaN as a float, -1 as an integer; never what a test expects
 
 i8 = np.dtype("i8")
@@ -55,6 +60,8 @@ class Allocation:
     size: int
     name: str
     kind: str
+    serial: int = 0
+    line: str = ""  # of the program that asked for it, where somebody watches
 
     @property
     def end(self) -> int:
@@ -85,7 +92,9 @@ class Arena:
         self.last: Allocation | None = None  # where the last access went: mostly the next one's place too
         self.used = {"device": 0, "pinned": 0}  # bytes
         self.serial = 0
-        self.dropped: deque[int] = deque()
+        self.dropped: deque[tuple[int, str]] = deque()  # addresses, and the host's line where somebody watches
+        self.freed: deque[Allocation] = deque(maxlen=FREED)  # the latest first
+        self.written: Written | None = None  # where somebody watches
         self.lock = threading.RLock()  # the device does one thing at a time, whichever Python thread asks
 
     @_locked
@@ -102,6 +111,13 @@ class Arena:
         low, high = FIRST_ADDRESS, FIRST_ADDRESS + DEVICE_BYTES
         if pool == "pinned":
             low, high = high, high + HOST_BYTES
+        if self.written is not None:  # what was freed stays nobody's for a while: its use is noticed
+            live, freed = (
+                max((a.end for a in allocations if low <= a.start < high), default=low)
+                for allocations in (self.table, self.freed)
+            )
+            after = -(-(max(live, freed) + GRANULARITY) // GRANULARITY) * GRANULARITY
+            low = after if after + size <= min(live + QUARANTINE, high) else low
         position, index = low, bisect.bisect_left(self.starts, low)
         needed = size + GRANULARITY  # the guard gap: one byte past the end is nobody's
         while index < len(self.table) and self.table[index].start < position + needed:
@@ -110,32 +126,96 @@ class Arena:
         if position + size > high:
             raise SimulatorError(f"CUDA_ERROR_OUT_OF_MEMORY: no gap of {size} bytes left ({pool})")
         self.serial += 1
-        allocation = Allocation(position, size, name or f"{kind} buffer {self.serial}", kind)
+        allocation = Allocation(position, size, name or f"{kind} buffer {self.serial}", kind, self.serial)
         self.starts.insert(index, position)
         self.table.insert(index, allocation)
         self.used[pool] += size
         self.bytes[position : position + size] = UNWRITTEN
+        if self.written is not None:
+            self.written.mark(position, position + size, False)
+            allocation.line = findings.host_line()
         return allocation
 
     def free_later(self, start: int) -> None:
         """What a garbage-collected buffer calls: the table may be in use at that very moment."""
-        self.dropped.append(start)
+        self.dropped.append((start, "" if self.written is None else findings.host_line()))
 
     def free_dropped(self) -> None:
         """Give back what free_later() was called for."""
         while self.dropped:
-            self.free(self.dropped.popleft())
+            with contextlib.suppress(InvalidFree):  # nobody to tell but who watches
+                self.free(*self.dropped.popleft())
 
     @_locked
-    def free(self, start: int) -> None:
-        """Give an allocation back. Raises SimulatorError for an address that is not the start of one."""
+    def free(self, start: int, line: str = "") -> None:
+        """Give an allocation back. Raises InvalidFree for an address that is not the start of one."""
         index = bisect.bisect_left(self.starts, start)
         if index == len(self.starts) or self.starts[index] != start:
-            raise SimulatorError(f"CUDA_ERROR_INVALID_VALUE: nothing was allocated at {start:#x}")
+            raise self._invalid_free(start, line or findings.host_line())
         allocation = self.table.pop(index)
         self.starts.pop(index)
         self.used["pinned" if allocation.kind == "pinned" else "device"] -= allocation.size
         self.last = None
+        self.freed.appendleft(allocation)
+
+    def _invalid_free(self, start: int, line: str) -> InvalidFree:
+        """What is wrong with freeing this address; who watches is told, too."""
+        once = next((a for a in self.freed if a.start == start), None)
+        what = f"nothing was allocated at {start:#x}"
+        if once is not None:
+            what = f"double free of {findings.label(once)}"
+        elif (inside := self.find(start, start + 1)) is not None:
+            what = f"free of {start:#x}, {start - inside.start} bytes behind the start of {findings.label(inside)}"
+        if (found := findings.listener()) is not None:
+            found.report(("invalid free", what), lambda: findings.Finding("invalid free", what, (f"by {line}",)))
+        return InvalidFree(f"CUDA_ERROR_INVALID_VALUE: {what}")
+
+    def was(self, address: int) -> Allocation | None:
+        """The freed allocation that an address belonged to, if none of its place is taken again."""
+        once = next((a for a in self.freed if a.start <= address < a.end), None)
+        taken = once is not None and any(a.start < once.end and once.start < a.end for a in self.table)
+        return None if taken else once
+
+    # ---- where somebody watches
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Keep account inside the `with` of what is written; all that is there already counts as written."""
+        before = self.written
+        if before is None:
+            self.written = Written(len(self.bytes))
+            self.freed.clear()  # what nobody watched is not to be told from what lies beside it now
+            for allocation in self.table:
+                self.written.mark(allocation.start, allocation.end)
+        try:
+            yield
+        finally:
+            self.written = before
+
+    def wrote(self, start: int, size: int) -> None:
+        """The host, or a copy, wrote these bytes."""
+        if self.written is not None:
+            self.written.mark(start, start + size)
+
+    def copied(self, target: int | None, source: int | None, size: int) -> None:
+        """A copy was made (None: from or to the host). What the host gets must have been written."""
+        if self.written is None or size == 0:
+            return
+        if source is None and target is not None:
+            self.written.mark(target, target + size)
+        elif source is not None and target is not None:
+            self.written.copy(target, source, size)
+        elif source is not None and (missing := self.written.missing(source, size)).size:
+            found, line = findings.listener(), f"by {findings.host_line()}"
+            of = self.find(source, source + size)
+            if found is not None and of is not None:
+                at = f"first at byte {source + int(missing[0]) - of.start} of {findings.label(of)}"
+                what = f"copy to the host of {size} bytes, {missing.size} of which nothing wrote"
+                found.report(("uninitialized", line), lambda: findings.Finding("uninitialized", what, (line, at)))
+
+    @_locked
+    def made_since(self, serial: int) -> list[Allocation]:
+        """The buffers allocated after that many allocations; a module's variables live as long as their module."""
+        return [a for a in self.table if a.serial > serial and a.kind != "module"]
 
     def find(self, low: int, high: int) -> Allocation | None:
         """The allocation that holds all of [low, high), if one does."""
@@ -303,12 +383,17 @@ def _fault(
     if kind is MisalignedAddress:
         detail = f"{what} of {size} bytes at {address.space} address {target:#x} is not aligned to {size}"
     elif address.space == "global":
-        near = g.chunk.launch.arena.nearest(target)
+        launch = g.chunk.launch
+        near, once = launch.arena.nearest(target), launch.arena.was(target)
         detail = f"{what} of {size} bytes at {target:#x} is out of bounds"
-        if near is not None:
+        if once is not None:
+            kind = UseAfterFree
+            text = findings.label(once, launch)
+            detail = f"{what} of {size} bytes at {target:#x} is after free: byte {target - once.start} of {text}"
+        elif near is not None:
             gap = target + size - near.end if target >= near.start else target - near.start
             side = f"{gap} bytes past the end of" if target >= near.start else f"{-gap} bytes before"
-            detail += f": {side} '{near.name}' ({near.size} bytes at {near.start:#x})"
+            detail += f": {side} {findings.label(near, launch)}"
     else:
         detail = (
             f"{what} of {size} bytes at {address.space} offset {target} is out of bounds: "
@@ -338,6 +423,14 @@ def load(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: i
 # The same under names by which counters.py and races.py tell them apart: constant memory has a cache of its own;
 # volatile, relaxed, acquire and release accesses ("strong" in PTX) do not race with each other or with atomics.
 load_constant = load_strong = load
+
+
+def commit_copies(g: "Group") -> None:
+    """cp.async.commit_group: copies are done at once here. Where somebody watches, watched.py stands in."""
+
+
+def wait_copies(g: "Group", pending: int) -> None:
+    """cp.async.wait_group: all but the `pending` latest groups have arrived (-1: also what is in no group yet)."""
 
 
 def store(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int) -> None:

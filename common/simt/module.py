@@ -38,6 +38,7 @@ class LoadedModule:
             raise SimulatorError(f"CUDA_ERROR_NOT_FOUND: no variable named {name}")
         allocation = self.arena.allocate(max(variable.size, 1), "module", name)
         self.addresses[name] = allocation.start
+        self.arena.wrote(allocation.start, allocation.size)
         data = self.arena.bytes[allocation.start : allocation.end]
         data[:] = 0
         for offset, piece in variable.init:

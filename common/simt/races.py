@@ -1,120 +1,141 @@
-"""Races in shared memory: two threads, at least one of which writes, and nothing that orders them.
-
-    with watching() as races:
-        launch(stream, config, kernel, ...)
-    for race in races: print(race)
+"""Races: two threads of a launch at one address, at least one of which writes, and nothing that orders them.
 
 What orders two threads of a block is a barrier that both passed (`__syncthreads`, a named barrier), and for threads of
-one warp also `__syncwarp`. Atomics do not race with each other, nor do volatile accesses. Each element of shared memory
-remembers who wrote it last and who has read it since, and in which epoch: how many barriers the block and the warp had
-passed by then. Not seen: what wmma and ldmatrix read, and threads that no barrier of their own orders where others of
+one warp also `__syncwarp`; nothing orders threads of different blocks. Atomics do not race with each other, nor do
+volatile accesses. Each element of a memory remembers who wrote it last and who has read it since, and in which epoch:
+how many barriers the block and the warp had passed by then.
+
+Races in global memory are not looked for in kernels whose threads may order themselves in other ways: fences, volatile
+or acquiring loads, atomics whose result is used. Not seen: threads that no barrier of their own orders where others of
 the block passed one meanwhile.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.simt import atomics, memory, warp
-from common.simt.cfg import Kernel
+from common.simt.cfg import Kernel, defs_and_uses, registers
+from common.simt.findings import Finding, Findings, global_name, shared_name, watching
 from common.simt.group import line_text
-from common.simt.memory import Address, AnyAddress
+from common.simt.matrix import WMMA_TYPES
+from common.simt.memory import Address
 from common.simt.ops import widen
-from common.simt.ptx import TYPE_BYTES
+from common.simt.ptx import TYPE_BYTES, Instr
 from common.simt.writer import space_of, type_of
 
 if TYPE_CHECKING:
     from common.simt.group import Group
-    from common.simt.scheduler import Chunk
+    from common.simt.scheduler import Chunk, Launch
 
-NOBODY = -1
-
-
-@dataclass(frozen=True)
-class Race:
-    """Two accesses to one place in shared memory that nothing orders."""
-
-    kind: str  # "write after write", "read after write", "write after read"
-    kernel: str
-    offset: int  # bytes from the start of the block's shared memory
-    block: int
-    first: str  # "thread (0,0,0), line 12: tile[i] = x"
-    second: str
-
-    def __str__(self) -> str:
-        return (
-            f"race in shared memory, {self.kind}: kernel {self.kernel}, block {self.block}, byte {self.offset}\n"
-            f"  {self.first}\n  {self.second}"
-        )
+__all__ = ["Epochs", "RaceWatch", "smallest_access", "synchronises", "watching"]
+NOBODY = 0  # threads of the launch are numbered from 1 here
+WARP, WARPS, BLOCKS = 1, 2, 3  # who has read an element: more than one thread of a warp, warp of a block, block
 
 
-def smallest_access(kernel: Kernel) -> int:
-    """Bytes of the smallest access that may be to shared memory, 4 at most: the elements that a Watch tells apart."""
+def smallest_access(kernel: Kernel, space: str) -> int:
+    """Bytes of the smallest access that may be to this space, 4 at most: the elements that are told apart."""
     sizes = [4]
     for block in kernel.blocks:
         for instr in block.instrs:
-            if instr.op in ("ld", "st", "atom", "red") and space_of(instr) in ("shared", "generic"):
+            if instr.op in ("ld", "ldu", "st", "atom", "red") and space_of(instr) in (space, "generic"):
                 sizes.append(TYPE_BYTES[type_of(instr)])
+            elif instr.op in ("ldmatrix", "stmatrix"):
+                sizes.append(2)
+            elif instr.op == "wmma" and instr.mods[0] != "mma":
+                sizes += [WMMA_TYPES[m].itemsize for m in instr.mods if m in WMMA_TYPES]
     return min(sizes)
 
 
-class Watch:
-    """The shared memory of a chunk, element by element."""
+def synchronises(kernel: Kernel) -> bool:
+    """Whether threads of this kernel may order themselves through global memory."""
+    used = {r for b in kernel.blocks for i in b.all_instrs() for r in defs_and_uses(i)[1]}
+    return any(_signals(instr, used) for block in kernel.blocks for instr in block.instrs)
 
-    def __init__(self, chunk: "Chunk", found: list[Race]):
-        self.chunk, self.found = chunk, found
-        self.unit = smallest_access(chunk.launch.program.kernel)
-        self.dtype = np.dtype(f"u{self.unit}")
-        self.elements = chunk.shared_views[self.dtype]
-        self.block_epoch = np.zeros(chunk.count, np.int32)  # how many barriers a block has passed
-        self.warp_epoch = np.zeros(chunk.slots // 32, np.int32)  # and a warp, of its own
-        size = len(self.elements)
-        self.writer, self.reader = np.full((2, size), NOBODY, np.int32)  # slots of the chunk
-        # of the last write, and of the reads since: epoch of the block, of the warp, place in the program
-        self.written, self.read = np.zeros((2, 3, size), np.int32)
-        self.strong = np.zeros(size, bool)  # the last write was an atomic, or volatile
-        self.readers, self.warps = np.zeros((2, size), bool)  # more than one thread, and warp, has read since
-        self.seen: set[tuple[str, int, int]] = set()  # kinds and places reported
+
+def _signals(instr: Instr, used: set[str]) -> bool:
+    if instr.op in ("membar", "fence", "nanosleep"):
+        return True
+    if instr.op not in ("ld", "atom") or space_of(instr) not in ("global", "generic"):
+        return False
+    if instr.op == "atom":
+        return bool(used.intersection(registers(instr.args[0])))
+    return bool({"volatile", "relaxed", "acquire"}.intersection(instr.mods))
+
+
+class Epochs:
+    """How many barriers the blocks of a chunk have passed, and the warps of their own."""
+
+    def __init__(self, chunk: "Chunk"):
+        self.chunk = chunk
+        self.block = np.zeros(chunk.count, np.int32)
+        self.warp = np.zeros(chunk.slots // 32, np.int32)
 
     def pass_barrier(self, groups: "list[Group]") -> None:
         """The blocks of these threads have passed a barrier."""
         blocks = np.concatenate([g.slot_index // self.chunk.slots_per_block for g in groups])
-        self.block_epoch[np.unique(blocks)] += 1
+        self.block[np.unique(blocks)] += 1
 
     def pass_warp_barrier(self, group: "Group") -> None:
         """The warps of these threads have passed a __syncwarp."""
-        self.warp_epoch[np.unique(group.slot_index >> 5)] += 1
+        self.warp[np.unique(group.slot_index >> 5)] += 1
 
-    def before_write(self, who: "_Accesses", values: np.ndarray, strong: bool) -> None:
+
+class Accesses:
+    """One access for each element of a memory that the threads of a group touch."""
+
+    def __init__(self, g: "Group", epochs: Epochs, unit: int, address: Address, offset: int, size: int, where: int):
+        self.chunk, self.where, count = g.chunk, where, size // unit
+        shift = unit.bit_length() - 1
+        start = widen(address.index(shift) + (offset >> shift), g.n)
+        self.at = start if count == 1 else (start[:, None] + np.arange(count)).ravel()
+        slot = g.slot_index if count == 1 else np.repeat(g.slot_index, count)
+        before = g.chunk.first * g.chunk.slots_per_block
+        self.thread = (slot + (before + 1)).astype(np.int32)
+        self.block_epoch = epochs.block[slot // g.chunk.slots_per_block]
+        self.warp_epoch = epochs.warp[slot >> 5]
+
+
+class RaceWatch:
+    """A memory, element by element: the shared memory of a chunk, or the global memory of a launch."""
+
+    def __init__(self, launch: "Launch", space: str, elements: int, found: Findings):
+        self.launch, self.space, self.found = launch, space, found
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        self.slots_per_block = -(-threads // 32) * 32
+        self.writer, self.reader = np.zeros((2, elements), np.int32)  # threads
+        # of the last write, and of the reads since: epoch of the block, of the warp, place in the program
+        self.written, self.read = np.zeros((2, 3, elements), np.int32)
+        self.strong = np.zeros(elements, bool)  # the last write was an atomic, or volatile
+        self.readers = np.zeros(elements, np.uint8)  # WARP, WARPS or BLOCKS
+
+    def before_write(self, who: Accesses, old: np.ndarray, values: np.ndarray, strong: bool) -> None:
         """Report what a write of these elements races with. `strong`: an atomic, or volatile."""
         at, writer, reader = who.at, self.writer[who.at], self.reader[who.at]
         clash = self._unordered(writer, self.written[:, at], who)
-        clash &= self.elements[at] != values  # the same again does no harm
+        clash &= old != values  # the same again does no harm
         if strong:
             clash &= ~self.strong[at]
         self._report("write after write", clash, who, writer, self.written[2, at])
-        one_warp = ~self.warps[at] & (reader >> 5 == who.slot >> 5)
-        ordered = one_warp & ((~self.readers[at] & (reader == who.slot)) | (self.read[1, at] < who.warp_epoch))
-        clash = (reader != NOBODY) & (self.read[0, at] == who.block_epoch) & ~ordered
-        self._report("write after read", clash, who, reader, self.read[2, at])
+        readers = self.readers[at]
+        one_warp = (readers <= WARP) & self._same_warp(reader, who)
+        ordered = one_warp & (((readers == 0) & (reader == who.thread)) | (self.read[1, at] < who.warp_epoch))
+        ordered |= (readers < BLOCKS) & self._same_block(reader, who) & (self.read[0, at] != who.block_epoch)
+        self._report("write after read", (reader != NOBODY) & ~ordered, who, reader, self.read[2, at])
 
-    def after_write(self, who: "_Accesses", values: np.ndarray, strong: bool) -> None:
+    def after_write(self, who: Accesses, new: np.ndarray, values: np.ndarray, strong: bool) -> None:
         """Note a write; report threads that wrote different values to one place with one instruction."""
         at = who.at
-        self.writer[at] = who.slot
+        self.writer[at] = who.thread
         self.written[:, at] = who.block_epoch, who.warp_epoch, np.full(len(at), who.where)
         self.strong[at] = strong
         self.reader[at] = NOBODY
         if not strong:
             last = self.writer[at]
-            clash = (last != who.slot) & (self.elements[at] != values)
+            clash = (last != who.thread) & (new != values)
             self._report("write after write", clash, who, last, np.full(len(at), who.where))
 
-    def read_by(self, who: "_Accesses", strong: bool) -> None:
+    def read_by(self, who: Accesses, strong: bool) -> None:
         """Note a read, and report the writes that it races with."""
         at, writer = who.at, self.writer[who.at]
         clash = self._unordered(writer, self.written[:, at], who)
@@ -123,159 +144,60 @@ class Watch:
         self._report("read after write", clash, who, writer, self.written[2, at])
         if strong:  # who polls is no reason to call the write that ends it a race
             return
-        before = self.reader[at]
-        fresh = (before == NOBODY) | (self.read[0, at] != who.block_epoch)
-        fresh |= ~self.warps[at] & (before >> 5 == who.slot >> 5) & (self.read[1, at] < who.warp_epoch)
-        self.readers[at[fresh]] = self.warps[at[fresh]] = False
-        self.reader[at] = who.slot
+        before, readers, same_block = self.reader[at], self.readers[at], self._same_block(self.reader[at], who)
+        fresh = (before == NOBODY) | (same_block & (readers < BLOCKS) & (self.read[0, at] != who.block_epoch))
+        fresh |= (readers <= WARP) & self._same_warp(before, who) & (self.read[1, at] < who.warp_epoch)
+        self.readers[at[fresh]] = 0
+        self.reader[at] = who.thread
         self.read[:, at] = who.block_epoch, who.warp_epoch, np.full(len(at), who.where)
-        for several, shift in ((self.readers, 0), (self.warps, 5)):
-            others = (self.reader[at] >> shift != who.slot >> shift) | (~fresh & (before >> shift != who.slot >> shift))
-            several[at[others]] = True
+        last = self.reader[at]  # of the threads that read an element just now
+        for level, size in ((WARP, 1), (WARPS, 32), (BLOCKS, self.slots_per_block)):
+            if level == BLOCKS and self.space == "shared":
+                break
+            mine = (who.thread - 1) // size
+            others = (((last - 1) // size) != mine) | (~fresh & (((before - 1) // size) != mine))
+            several = at[others]
+            self.readers[several] = np.maximum(self.readers[several], level)
 
     @staticmethod
-    def _unordered(other: np.ndarray, epochs: np.ndarray, who: "_Accesses") -> np.ndarray:
-        """Whether an access by `other` threads may be at the same time as that of `who`."""
-        by_warp = (other >> 5 == who.slot >> 5) & (epochs[1] < who.warp_epoch)
-        return (other != NOBODY) & (other != who.slot) & (epochs[0] == who.block_epoch) & ~by_warp
+    def _same_warp(other: np.ndarray, who: Accesses) -> np.ndarray:
+        return (other - 1) >> 5 == (who.thread - 1) >> 5
 
-    def _report(self, kind: str, clash: np.ndarray, who: "_Accesses", others: np.ndarray, places: np.ndarray) -> None:
-        """One Race for each pair of places in the program."""
+    def _same_block(self, other: np.ndarray, who: Accesses) -> np.ndarray | bool:
+        if self.space == "shared":
+            return True
+        return (other - 1) // self.slots_per_block == (who.thread - 1) // self.slots_per_block
+
+    def _unordered(self, other: np.ndarray, epochs: np.ndarray, who: Accesses) -> np.ndarray:
+        """Whether an access by `other` threads may be at the same time as that of `who`."""
+        ordered = self._same_block(other, who) & (epochs[0] != who.block_epoch)
+        ordered |= self._same_warp(other, who) & (epochs[1] < who.warp_epoch)
+        return (other != NOBODY) & (other != who.thread) & ~ordered
+
+    def _report(self, kind: str, clash: np.ndarray, who: Accesses, others: np.ndarray, places: np.ndarray) -> None:
+        """One finding for each pair of places in the program."""
+        program = self.launch.program
         for place in np.unique(places[clash]) if clash.any() else ():
-            key = (kind, int(place), who.where)
-            if key in self.seen:
-                continue
-            self.seen.add(key)
             first = int(np.flatnonzero(clash & (places == place))[0])
-            slot = int(who.slot[first])
-            block = slot // self.chunk.slots_per_block
-            self.found.append(
-                Race(
-                    kind,
-                    self.chunk.launch.program.kernel.name,
-                    int(who.at[first] * self.unit - self.chunk.shared_starts[block]),
-                    self.chunk.first + block,
-                    self._name(int(others[first]), int(place)),
-                    self._name(slot, who.where),
-                )
+            self.found.report(
+                (kind, self.space, program.kernel.name, program.lines[place], program.lines[who.where]),
+                functools.partial(self._finding, kind, who, first, int(others[first]), int(place)),
             )
 
-    def _name(self, slot: int, place: int) -> str:
-        return f"{self.chunk.name_of(slot)}{line_text(self.chunk.launch, place)}"
-
-
-class _Accesses:
-    """One access for each element that the threads of a group touch in shared memory."""
-
-    def __init__(self, group: "Group", address: Address, offset: int, size: int, where: int):
-        watch = _watch(group)
-        self.where, count = where, size // watch.unit
-        shift = watch.unit.bit_length() - 1
-        start = widen(address.index(shift) + (offset >> shift), group.n)
-        self.at = start if count == 1 else (start[:, None] + np.arange(count)).ravel()
-        self.slot = np.repeat(group.slot_index, count).astype(np.int32)
-        self.block_epoch = watch.block_epoch[self.slot // group.chunk.slots_per_block]
-        self.warp_epoch = watch.warp_epoch[self.slot >> 5]
-
-
-# ---- who watches
-_listeners: list[list[Race]] = []
-
-
-@contextlib.contextmanager
-def watching() -> Iterator[list[Race]]:
-    """Look for races inside the `with`; the list gets each once for a pair of source lines, chunk by chunk."""
-    found: list[Race] = []
-    _listeners.append(found)
-    try:
-        yield found
-    finally:
-        _listeners.remove(found)
-
-
-def listener() -> list[Race] | None:
-    """The list of the innermost `watching()`; None where nobody watches."""
-    return _listeners[-1] if _listeners else None
-
-
-# ---- what generated code calls instead
-def _watch(g: "Group") -> Watch:
-    watch = g.chunk.watch
-    assert watch is not None
-    return watch
-
-
-def _shared_parts(g: "Group", address: AnyAddress) -> Iterator[tuple[Any, "Group", Address]]:
-    """(positions in the group, those threads, their address) of what lies in shared memory."""
-    parts = address if isinstance(address, list) else [(slice(None), g, address)]
-    return ((lanes, sub, part) for lanes, sub, part in parts if part.space == "shared")
-
-
-def _loads(strong: bool) -> Callable[..., list]:
-    def load(g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, where: int, count: int = 1) -> list:
-        values = memory.load(g, address, offset, dtype, where, count)
-        for _, sub, part in _shared_parts(g, address):
-            _watch(g).read_by(_Accesses(sub, part, offset, dtype.itemsize * count, where), strong)
-        return values
-
-    return load
-
-
-def _stores(strong: bool) -> Callable[..., None]:
-    def store(
-        g: "Group", address: AnyAddress, offset: int, dtype: np.dtype, values: list[np.ndarray], where: int
-    ) -> None:
-        columns = [np.ascontiguousarray(widen(v, g.n)).view(dtype) for v in values]
-        data, size, watch, parts = np.stack(columns, axis=1), dtype.itemsize * len(values), _watch(g), []
-        for lanes, sub, part in _shared_parts(g, address):
-            memory.check(sub, part, offset, size, "write", where)
-            who, written = _Accesses(sub, part, offset, size, where), data[lanes].view(watch.dtype).ravel()
-            watch.before_write(who, written, strong)
-            parts.append((who, written))
-        memory.store(g, address, offset, dtype, values, where)
-        for who, written in parts:
-            watch.after_write(who, written, strong)
-
-    return store
-
-
-def _copy_async(
-    g: "Group", target: Address, source: Address, offsets: tuple[int, int], size: int, take: Any, where: int
-) -> None:
-    memory.copy_async(g, target, source, offsets, size, take, where)
-    who, watch = _Accesses(g, target, offsets[0], size, where), _watch(g)
-    written = watch.elements[who.at]  # already there: only the reads of what it overwrote are seen
-    watch.before_write(who, written, False)
-    watch.after_write(who, written, False)
-
-
-def _atomic(
-    g: "Group", address: AnyAddress, offset: int, op: str, dtype: np.dtype, value: np.ndarray, *rest: Any
-) -> np.ndarray | None:
-    parts, size, where, watch = [], dtype.itemsize << (value.ndim - 1), rest[-1], _watch(g)
-    for _, sub, part in _shared_parts(g, address):
-        memory.check(sub, part, offset, size, "atomic", where)
-        parts.append(_Accesses(sub, part, offset, size, where))
-        watch.before_write(parts[-1], ~watch.elements[parts[-1].at], True)  # whatever it writes
-    result = atomics.atomic(g, address, offset, op, dtype, value, *rest)
-    for who in parts:
-        watch.after_write(who, watch.elements[who.at], True)
-    return result
-
-
-def _warp_barrier(g: "Group") -> None:
-    _watch(g).pass_warp_barrier(g)
-
-
-_MEMORY = {
-    "load": _loads(False),
-    "load_strong": _loads(True),
-    "store": _stores(False),
-    "store_strong": _stores(True),
-    "copy_async": _copy_async,
-}
-NAMESPACE = {  # for generated code, over its own
-    "memory": SimpleNamespace(**vars(memory) | _MEMORY),
-    "warp": SimpleNamespace(**vars(warp) | {"barrier": _warp_barrier}),
-    "atomic": _atomic,
-}
+    def _finding(self, kind: str, who: Accesses, first: int, other: int, place: int) -> Finding:
+        launch, chunk, me = self.launch, who.chunk, int(who.thread[first]) - 1
+        if self.space == "shared":
+            unit = smallest_access(launch.program.kernel, "shared")
+            start = chunk.shared_starts[me // self.slots_per_block - chunk.first]
+            at = shared_name(launch, int(who.at[first]) * unit - int(start))
+        else:
+            at = global_name(launch, int(who.at[first]) * smallest_access(launch.program.kernel, "global"))
+        earlier, later = (
+            f"{launch.name_of(n)}{line_text(launch, p)}" for n, p in ((other - 1, place), (me, who.where))
+        )
+        return Finding(
+            f"{self.space} race",
+            f"race in {self.space} memory, {kind}",
+            (f"in kernel {launch.program.kernel.name}, {earlier}", f"and {later}", f"at {at}"),
+            launch.program.kernel.name,
+        )

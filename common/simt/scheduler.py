@@ -18,12 +18,13 @@ import numpy as np
 from common.simt.cfg import Block
 from common.simt.counters import Counts
 from common.simt.errors import Deadlock
+from common.simt.findings import Findings
 from common.simt.group import Arrival, Group
 from common.simt.memory import Arena, fresh_views, typed_views
 from common.simt.ops import u4, widen
 from common.simt.ptx import Imm
-from common.simt.races import Race, Watch
 from common.simt.translate import Program
+from common.simt.watched import ChunkWatch, LaunchWatch
 
 CHUNK_THREADS = 16384  # more run no faster: the arrays leave the cache
 SPIN_STEPS = 48  # steps in a waiting loop before other threads get their turn
@@ -65,7 +66,8 @@ class Launch:
     writes: int = 0  # stores and atomics so far: a waiting loop is one during which this stands still
     ticks: int = 0  # blocks run so far
     counts: Counts | None = None  # where somebody counts
-    races: list[Race] | None = None  # where somebody watches
+    found: Findings | None = None  # where somebody watches
+    watch: LaunchWatch | None = None  # then
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -82,6 +84,7 @@ class Launch:
         waiting = deque(range(0, blocks, per_chunk))
         stalled: deque[Chunk] = deque()
         idle = 0
+        self.watch = None if self.found is None else LaunchWatch(self, self.found)
         with np.errstate(all="ignore"):
             while waiting or stalled:
                 # new blocks first: what the stalled ones wait for may be there
@@ -99,10 +102,16 @@ class Launch:
                     raise Deadlock(chunk.describe_wait())
 
     def functions(self) -> list:
-        """The generated code, or the one that counts, or that watches for races."""
-        if self.counts is not None:
-            return self.program.counting_functions
-        return self.program.functions if self.races is None else self.program.watching_functions
+        """The generated code, or the one that counts, or watches, or both."""
+        return self.program.functions_for(self.counts is not None, self.watch is not None)
+
+    def name_of(self, slot: int) -> str:
+        """Which thread a slot of the launch is; each block has its threads rounded up to whole warps."""
+        x, y, z = self.block
+        gx, gy, _ = self.grid
+        block, thread = divmod(slot, -(-x * y * z // 32) * 32)
+        who = f"block ({block % gx},{block // gx % gy},{block // (gx * gy)})"
+        return f"{who} thread ({thread % x},{thread // x % y},{thread // (x * y)})"
 
     def overdue(self) -> bool:
         """Count a step, look at the clock now and then, and say whether the launch has taken too long."""
@@ -129,7 +138,7 @@ class Chunk:
         self.local_stride = -(-max(launch.local_bytes, 1) // 16) * 16
         self.shared_views = fresh_views(count * stride)
         self._local_views: dict | None = None
-        self.watch = None if launch.races is None else Watch(self, launch.races)
+        self.watch = None if launch.watch is None else ChunkWatch(self, launch.watch)
         regs = {r: np.zeros(1, d) for r, d in launch.program.undefined}
         live = np.flatnonzero(self.all_slots % self.slots_per_block < threads)
         slots = None if len(live) == self.slots else live
@@ -162,11 +171,7 @@ class Chunk:
 
     def name_of(self, slot: int) -> str:
         """Which thread a slot is."""
-        block, thread = self.first + slot // self.slots_per_block, slot % self.slots_per_block
-        x, y, _ = self.launch.block
-        gx, gy, _ = self.launch.grid
-        who = f"block ({block % gx},{block // gx % gy},{block // (gx * gy)})"
-        return f"{who} thread ({thread % x},{thread // x % y},{thread // (x * y)})"
+        return self.launch.name_of(self.first * self.slots_per_block + slot)
 
     def _lanes(self, slots: np.ndarray) -> np.ndarray:
         """For each warp the mask of the lanes that are among the slots."""
@@ -184,6 +189,8 @@ class Chunk:
             if self.launch.overdue():
                 raise Deadlock(self.describe_overdue())
             if not self.ready:  # the missing lanes cannot come: go on with those that are there
+                if self.watch is not None and len(self.unfinished) == 1:
+                    self.watch.incomplete(next(iter(self.unfinished.values())))
                 self.step(self.unfinished.pop(next(iter(self.unfinished))), functions, blocks)
                 continue
             place = min(self.ready)

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ class Program:
         self.kernel = kernel
         self.symbols = symbols  # variable -> address within its space
         self.spaces = spaces  # variable -> space
+        self.parameter_offsets = [symbols[p.name] for p in kernel.function.params]
         modules = {"np": np, "ops": ops, "memory": memory, "warp": warp, "matrix": matrix}
         self.namespace: dict = {**modules, "atomic": atomics.atomic}
         self.namespace |= {t: np.dtype(t) for t in SIZE if t != "?"}
@@ -34,7 +34,7 @@ class Program:
         self.lines: list[tuple[int, int]] = []  # `where` -> (file, line)
         writers = [BlockWriter(self, i, block) for i, block in enumerate(kernel.blocks)]
         self.source = "\n".join(writer.text() for writer in writers)
-        self.functions = self._functions(self.namespace)
+        self._variants = {(False, False): self._functions(self.namespace)}  # (counting, watching) -> functions
         # registers that some path reads before any write (the compiler knows it never matters), and their dtypes
         self.undefined = [(r, writers[0].home(r)) for r in sorted(kernel.blocks[0].live_in)]
 
@@ -42,19 +42,16 @@ class Program:
         exec(compile(self.source, f"<simulated {self.kernel.name}>", "exec"), namespace)
         return [namespace[f"block_{i}"] for i in range(len(self.kernel.blocks))]
 
-    @functools.cached_property
-    def counting_functions(self) -> list[Callable]:
-        """The blocks' functions with their accesses counted."""
-        from common.simt import counters  # which imports the modules that it stands in for
+    def functions_for(self, counting: bool, watching: bool) -> list[Callable]:
+        """The blocks' functions, with their accesses counted, or watched, or both."""
+        if (counting, watching) not in self._variants:
+            from common.simt import counters, watched  # which import the modules that they stand in for
 
-        return self._functions({**self.namespace, **counters.NAMESPACE})
-
-    @functools.cached_property
-    def watching_functions(self) -> list[Callable]:
-        """The blocks' functions with their accesses of shared memory watched for races."""
-        from common.simt import races
-
-        return self._functions({**self.namespace, **races.NAMESPACE})
+            namespace = {**self.namespace, **(counters.NAMESPACE if counting else {})}
+            self._variants[counting, watching] = self._functions(
+                watched.namespace(namespace) if watching else namespace
+            )
+        return self._variants[counting, watching]
 
     def constant(self, value: int | float | bool, dtype: str) -> str:
         """The name under which the generated code finds this value as an array of one element."""
