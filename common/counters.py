@@ -129,19 +129,19 @@ def agree(counter: str, hardware: int, simulator: int) -> bool:
 
 
 def differing(hardware: Figures, simulator: Figures) -> dict[str, list[str]]:
-    """Kernel -> the counters in which the two disagree, of the kernels that both have."""
+    """Kernel -> the counters in which the two disagree, of the kernels and counters that both have."""
     found = {
-        name: [c for c in COMPARED if not agree(c, figures[c], simulator[name][c])]
+        name: [c for c in COMPARED if c in figures and not agree(c, figures[c], simulator[name][c])]
         for name, figures in hardware.items()
         if name in simulator
     }
     return {name: counters for name, counters in found.items() if counters}
 
 
-def unexplained(differences: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each kernel that differs in other counters than counter_kernels.py explains."""
-    known = {name: sorted(counters) for name, (_, *counters) in _cases().DIFFERENT.items()}
-    found = {name: sorted(counters) for name, counters in differences.items()}
+def unexplained(hardware: Figures, simulator: Figures) -> list[str]:
+    """A line for each of the hardware's kernels that differs in other counters than counter_kernels.py explains."""
+    known = {name: sorted(counters) for name, (_, *counters) in _cases().DIFFERENT.items() if name in hardware}
+    found = {name: sorted(counters) for name, counters in differing(hardware, simulator).items()}
     return [
         f"{name}: {', '.join(found.get(name, ['nothing']))} differ, known: {', '.join(known.get(name, ['nothing']))}"
         for name in sorted(known.keys() | found.keys())
@@ -153,7 +153,7 @@ def all_rows(hardware: Figures, simulator: Figures) -> list[list[str]]:
     """A row for each kernel: what the hardware counted, marked where the simulator disagrees."""
     wrong = differing(hardware, simulator)
     return [
-        [name, *(f"{figures[c]:,}{'≠' * (c in wrong.get(name, []))}" if figures[c] else "" for c in COMPARED)]
+        [name, *(f"{figures[c]:,}{'≠' * (c in wrong.get(name, []))}" if figures.get(c) else "" for c in COMPARED)]
         for name, figures in hardware.items()
     ]
 
@@ -172,7 +172,8 @@ def summary(hardware: Figures, simulator: Figures) -> str:
     """How many kernels agree, in one line."""
     shared = [name for name in hardware if name in simulator]
     wrong = differing(hardware, simulator)
-    return f"{len(shared) - len(wrong)} of {len(shared)} kernels agree in all of their {len(COMPARED)} counters"
+    both = len({c for figures in hardware.values() for c in figures})
+    return f"{len(shared) - len(wrong)} of {len(shared)} kernels agree in all of {both} counters"
 
 
 def origin(data: Mapping[str, Any]) -> str:
@@ -219,9 +220,13 @@ def show(data: Mapping[str, Any], simulator: Figures) -> int:
     print(origin(data))
     show_table(hardware, simulator)
     print(f"{summary(hardware, simulator)}; atomics of global memory within {NEAR:.0%}, all else to the digit")
-    for name in sorted(hardware.keys() ^ simulator.keys()):
-        print(f"{name}: {'not counted by the hardware yet' if name in simulator else 'no longer a case'}")
-    lines = unexplained(differing(hardware, simulator))
+    for what, names in (
+        ("not counted by the hardware yet", simulator.keys() - hardware.keys()),
+        ("no longer a case", hardware.keys() - simulator.keys()),
+    ):
+        if names:
+            print(f"{what}: {'; '.join(sorted(names))}")
+    lines = unexplained(hardware, simulator)
     print("\n".join(lines), end="\n" * bool(lines))
     return FAILED if lines else OK
 

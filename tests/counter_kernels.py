@@ -214,7 +214,6 @@ UNROLLED = "ptxas unrolls the loop further: lanes whose rows have other lengths 
 # what the hardware counts otherwise: case -> (why, the counters that differ)
 DIFFERENT = {
     "1.4.2 jacobi_2d_float4<4>": (SUNK, "global_load_sectors"),
-    "1.4.2 jacobi_3d_float4<2,4>": (SUNK, "global_load_sectors"),
     "1.4.3 smooth_step": (
         "ptxas makes one load of those in the two branches (if-conversion)",
         "global_load_requests",
