@@ -242,7 +242,7 @@ def test_the_table_in_a_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert counters.update_readme(readme, write=False, path=path) and "old" in readme.read_text()
     assert counters.update_readme(readme, path=path)
     text = readme.read_text()
-    assert text.startswith("before\n<!-- counters -->\n2 of 3 kernels agree in all of their")
+    assert text.startswith("before\n<!-- counters -->\n2 of 3 kernels agree in all of 9 counters")
     assert text.endswith("<!-- /counters -->\nbehind\n") and "old" not in text
     assert "| 1.5.2 matmul | sh ld | 98,304 | 131,072 | merged loads |" in text
     assert "| 1.1.1 saxpy | 640 | 2,560 |  |" in text and "abc1234," in text
