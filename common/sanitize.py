@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm  # type: ignore[import-untyped]
+
 from common import results, sections
 from common.__main__ import load_module
 from common.cli import FAILED, OK, UNAVAILABLE, Unavailable, exit_code, not_run
@@ -211,7 +213,8 @@ def record_verdicts() -> Path:
     version = subprocess.run([find_sanitizer(), "--version"], capture_output=True, text=True).stdout
     jobs = [(fault, twin) for fault in FAULTS.values() if not fault.hangs for twin in (False, True)]
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
-        said = list(pool.map(lambda job: verdict(job[0].kind, job[0].name, job[1]), jobs))
+        runs = pool.map(lambda job: verdict(job[0].kind, job[0].name, job[1]), jobs)
+        said = list(tqdm(runs, desc="compute-sanitizer", total=len(jobs), delay=5))
     # once more, alone, what did not run to its end
     said = [
         verdict(f.kind, f.name, twin) if one["found"] is None else one
