@@ -19,17 +19,17 @@ Look at:  cycles and bandwidth of each level; between which two working sets a c
 """
 
 import functools
-import itertools
 import math
 import statistics
 
 import numpy as np
+from cuda.bindings import driver
 
 from common import gpu, results, timing
 from common.cli import UsageError, header, not_run, parser, run_main
 
-# in your own code: from cuda.core import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
-from common.gpu import Buffer, Device, LaunchConfig, Program, ProgramOptions, launch
+# in your own code: from cuda.core import Buffer, Device, LaunchConfig, launch
+from common.gpu import Buffer, Device, LaunchConfig, launch
 from common.report import save_figure, si, table
 from common.results import Row
 from common.verify import check, checks_table
@@ -138,29 +138,21 @@ __global__ void __launch_bounds__(512) read_set(const uint4* __restrict__ set, u
 """
 LINE, BLOCK = 128, 512
 TIMED = str(not gpu.SIMULATED).lower()  # the simulator has no clock; all else is the same there
-PATHS = {"ca": "CA", "cg": "CG", "shared": "SHARED"}
 CHASES = {"ca": f"chase<CA, {TIMED}>", "cg": f"chase<CG, {TIMED}>", "shared": f"chase_shared<{TIMED}>"}
-READS = {path: f"read_set<{name}>" for path, name in PATHS.items()}
-
-
-@functools.cache
-def compiled():
-    """KERNEL, compiled once for the current device."""
-    names = [*CHASES.values(), *READS.values()]
-    options = ProgramOptions(std="c++17", arch=f"sm_{Device().arch}")
-    return Program(KERNEL, "c++", options).compile("cubin", name_expressions=names)
+READS = {"ca": "read_set<CA>", "cg": "read_set<CG>", "shared": "read_set<SHARED>"}
+compiled = functools.cache(lambda: gpu.compile_module(KERNEL, (*CHASES.values(), *READS.values())))
 
 
 def kernel_for(name, shared=0):
     """A kernel that may use so much shared memory; one that uses none leaves all of the common memory to L1."""
-    kernel = compiled().get_kernel(name)
+    kernel, device = compiled().get_kernel(name), Device()
+    if shared > (most := device.properties.max_shared_memory_per_block_optin):
+        raise UsageError(f"--size is the cells of a ring, {LINE} bytes each: in shared memory {most} bytes at most")
     if shared > 48 << 10:
         gpu.allow_shared_memory(kernel, shared)
     if not (shared or gpu.SIMULATED):
-        from cuda.bindings import driver
-
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        gpu.checked(driver.cuKernelSetAttribute(attribute, 0, kernel.handle, Device().device_id))
+        carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        gpu.checked(driver.cuKernelSetAttribute(carveout, 0, kernel.handle, device.device_id))
     return kernel
 
 
@@ -184,30 +176,29 @@ def link(order, ring, stream):
 
 
 def follow(path, ring, cells, hops, stream, warm=0):
-    """(the last cell, cycles a hop, ns a hop) on a ring linked in a Buffer; for "shared" it has the order, int32.
-
-    On the simulator there is no time: 0.
-    """
-    last, passed = gpu.zeros(1, np.int32, stream), gpu.zeros(2, np.int64, stream)
+    """(the last cell, cycles a hop, ns a hop; these are 0 on the simulator) on a ring linked in a Buffer; "shared" gets
+    the order there, int32, and links it itself."""
     shared = cells * LINE if path == "shared" else 0
     config, kernel = LaunchConfig(grid=1, block=1, shmem_size=shared), kernel_for(CHASES[path], shared)
+    last, passed = gpu.zeros(1, np.int32, stream), gpu.zeros(2, np.int64, stream)
     first = np.int32(cells if shared else warm)
     launch(stream, config, kernel, ring, first, np.int32(hops), last.buffer, passed.buffer)
     return int(last.to_host(stream)[0]), *(float(t) / hops for t in passed.to_host(stream))
 
 
 def last_cell(path, order, hops, warm=0):
-    """Where `warm` and then `hops` hops lead by one of PATHS ("shared" has no warm ones). ValueError unless `order` is
+    """Where `warm` and then `hops` hops lead by one of CHASES ("shared" has no warm ones). ValueError unless `order` is
     int32 and has each of 0 … cells - 1 once, and hops > 0."""
+    order = np.asarray(order)
     permutation = order.ndim == 1 and order.size and np.array_equal(np.sort(order), np.arange(order.size))
-    if order.dtype != np.int32 or not permutation or hops < 1 or warm < 0:
-        numbers = f"{hops} and {warm} hops"
-        raise ValueError(f"expected int32, each cell once, hops > 0, got {order.dtype} {order.shape}, {numbers}")
-    device, stream = gpu.open_device()
-    if path == "shared":
-        return follow(path, gpu.to_device(order, stream).buffer, order.size, hops, stream)[0]
-    ring = device.allocate(order.size * LINE, stream=stream)
-    link(order, ring, stream)
+    if order.dtype != np.int32 or not permutation or not 0 < hops < 1 << 31 or not 0 <= warm < 1 << 31:
+        got = f"{order.dtype} {order.shape}, {hops} and {warm} hops"
+        raise ValueError(f"expected int32, each cell once, hops > 0, got {got}")
+    _, stream = gpu.open_device()
+    ring = gpu.to_device(order, stream).buffer
+    if path != "shared":
+        ring = gpu.empty(order.size * LINE, np.uint8, stream).buffer
+        link(order, ring, stream)
     return follow(path, ring, order.size, hops, stream, warm)[0]
 
 
@@ -224,9 +215,11 @@ def read_call(path, d_set, nbytes, loads, d_sums, grid):
 
 def read(path, words, loads, grid=1):
     """uint32 (grid * BLOCK,): the sums of `read_set` over uint32 (count, 4). ValueError for other words."""
-    if words.dtype != np.uint32 or words.ndim != 2 or words.shape[1] != 4 or words.size == 0 or min(loads, grid) < 1:
-        numbers = f"{loads} loads, {grid} blocks"
-        raise ValueError(f"expected uint32 (count, 4), loads and blocks, got {words.dtype} {words.shape}, {numbers}")
+    words = np.asarray(words)
+    counts_fit = 0 < loads < 1 << 31 and 0 < grid < 1 << 20
+    if words.dtype != np.uint32 or words.shape[1:] != (4,) or not words.size or not counts_fit:
+        got = f"{words.dtype} {words.shape}, {loads} loads, {grid} blocks"
+        raise ValueError(f"expected uint32 (count, 4), loads and blocks, got {got}")
     _, stream = gpu.open_device()
     d_set, d_sums = gpu.to_device(words, stream), gpu.empty(grid * BLOCK, np.uint32, stream)
     read_call(path, d_set.buffer, words.nbytes, loads, d_sums.buffer, grid)(stream)
@@ -242,7 +235,7 @@ def verify(n):
     """The checks of all paths, on rings of n cells and sets of n elements. Raises Mismatch if one is wrong."""
     order, checks, warm, hops = random_order(n), [], 7, n + 33
     words = np.random.default_rng(181).integers(0, 2**32, (n, 4), dtype=np.uint32)
-    for path in PATHS:
+    for path in ("shared", "ca", "cg"):  # the first one says so if n is too large
         expected = reference_chase(order, hops + (0 if path == "shared" else warm))
         checks.append(check(f"chase, {path}", [last_cell(path, order, hops, warm)], [expected]))
         expected = reference_read(words, 2 * BLOCK, BLOCK * (2 if path == "cg" else 1), 9)
@@ -256,8 +249,11 @@ HOPS, SAMPLES, SECONDS = 16384, 3, 2e-3  # timed hops, how often; a read moves w
 
 
 def latency(path, ring, cells, stream, before=lambda stream: None):
-    """(the Timing of a hop, its cycles), after a call and one turn of the ring, or HOPS hops of it."""
+    """(the Timing of a hop, its cycles) on a random ring, after `before` and one turn of the ring, or HOPS hops of it.
+    `ring` is a Buffer for it; "shared" finds the order there."""
     taken = []
+    if path != "shared":
+        link(random_order(cells), ring, stream)
     for _ in range(SAMPLES):
         before(stream)
         taken.append(follow(path, ring, cells, HOPS, stream, min(cells, HOPS))[1:])
@@ -266,163 +262,130 @@ def latency(path, ring, cells, stream, before=lambda stream: None):
 
 
 def latencies(d_set, sizes, stream):
-    """{path: {bytes of the working set: (Timing of a hop, cycles)}}. The set is read before a chase, so that in L2 is
-    what fits there, and not what an earlier chase has left."""
-    found, grid = {"cg": {}, "ca": {}}, 4 * stream.device.properties.multiprocessor_count
+    """{bytes of the working set: (Timing of a hop past L1, cycles of a hop by path)}. Before a chase the set is read,
+    so that in L2 is what fits there, and not what an earlier one has left."""
+    found, grid = {}, 4 * stream.device.properties.multiprocessor_count
     sums = gpu.empty(grid * BLOCK, np.uint32, stream)
     for nbytes in sizes:
-        link(random_order(nbytes // LINE), d_set, stream)
         once = read_call("cg", d_set, nbytes, -(-nbytes // (16 * BLOCK * grid)), sums.buffer, grid)
-        for path in ("cg", "ca") if nbytes <= SMALL else ("cg",):
-            found[path][nbytes] = latency(path, d_set, nbytes // LINE, stream, once)
+        paths = ("cg", "ca") if nbytes <= SMALL else ("cg",)
+        hops = {path: latency(path, d_set, nbytes // LINE, stream, once) for path in paths}
+        found[nbytes] = hops["cg"][0], {f"cycles, {path}": cycles for path, (_, cycles) in hops.items()}
     return found
-
-
-def single_lines(d_set, count, stream):
-    """[(Timing of a hop, cycles)] of single lines in L2, each a ring of itself, from near to far."""
-    found = []
-    for line in range(count):
-        ring = Buffer.from_handle(int(d_set.handle) + line * LINE, LINE, owner=d_set)
-        link(np.zeros(1, np.int32), ring, stream)
-        found.append(latency("cg", ring, 1, stream))
-    return sorted(found, key=lambda pair: pair[1])
 
 
 def bandwidths(d_set, sizes, copy_gbps, stream):
-    """{path: {bytes of the working set: GB/s of all SMs together}}, with warm caches; of "cg" for sets that are more
+    """{bytes of the working set: GB/s of all SMs together by path}, with warm caches; by "cg" for sets that are more
     than all threads read at a time, so that no two of them wait for the same bytes."""
-    limits, calls, moved = stream.device.properties, {}, {}
-    sums = gpu.empty(limits.multiprocessor_count * limits.max_threads_per_multiprocessor, np.uint32, stream)
+    limits, calls, moved, found = stream.device.properties, {}, {}, {nbytes: {} for nbytes in sizes}
+    grids = dict.fromkeys(READS, limits.multiprocessor_count)  # of two blocks on an SM one would fill L1 for the other
+    grids["cg"] *= kernel_for(READS["cg"]).occupancy.max_active_blocks_per_multiprocessor(BLOCK, 0)
+    sums = gpu.empty(grids["cg"] * BLOCK, np.uint32, stream)
     most = {"ca": SMALL, "cg": sizes[-1], "shared": limits.max_shared_memory_per_block_optin}
-    for path, largest in most.items():
-        for nbytes in (n for n in sizes if n <= largest and (path != "cg" or n > 16 * sums.size)):
-            grid = (
-                limits.multiprocessor_count
-            )  # of several blocks on an SM one would leave in L1 what another reads next
-            if path == "cg":
-                grid *= kernel_for(READS[path]).occupancy.max_active_blocks_per_multiprocessor(BLOCK, 0)
+    for path, grid in grids.items():
+        for nbytes in (n for n in sizes if n <= most[path] and (path != "cg" or n > 16 * sums.size)):
             loads = round(copy_gbps * 1e9 * SECONDS / (16 * BLOCK * grid))
             calls[path, nbytes] = read_call(path, d_set, nbytes, loads, sums.buffer, grid)
             moved[path, nbytes] = 16 * BLOCK * grid * loads
-    found = {path: {} for path in most}
     for (path, nbytes), taken in timing.benchmark(calls, stream, flush_l2=False).items():
-        found[path][nbytes] = moved[path, nbytes] / taken.seconds / 1e9
+        found[nbytes][f"GB/s, {path}"] = moved[path, nbytes] / taken.seconds / 1e9
     return found
 
 
-def attributes(limits, fma_tflops):
-    """What the device says of itself, and the multiply-adds that it was seen to do: figures of the first row."""
-    from cuda.bindings import driver
-
-    return {
+def benchmark() -> list[Row]:
+    """Latency and bandwidth over working sets of 4 KiB to 768 MiB (a quarter of what is free at most). The first row
+    has what the device says of itself, and the multiply-adds that it was seen to do."""
+    device, stream = gpu.open_device()
+    limits, yardsticks = device.properties, timing.yardsticks(device, stream)
+    verify(300)
+    row = functools.partial(Row.from_timing, section="8.1.1", dtype="", yardsticks=yardsticks)
+    sizes = [nbytes for nbytes in SIZES if nbytes <= gpu.free_memory() // 4]
+    taken, cycles = latency("shared", gpu.to_device(random_order(256), stream).buffer, 256, stream)
+    facts = {
+        "cycles": cycles,
         "SMs": limits.multiprocessor_count,
-        "G FMA/s": 1e3 * fma_tflops / 2,
+        "G FMA/s": 1e3 * yardsticks.fma_tflops / 2,
         "registers, bytes": 4 * limits.max_registers_per_multiprocessor,
         "shared, bytes": limits.max_shared_memory_per_multiprocessor,
         "L2, bytes": limits.l2_cache_size,
         "memory, bytes": gpu.checked(driver.cuMemGetInfo())[1],
     }
-
-
-def benchmark() -> list[Row]:
-    """Latency and bandwidth over working sets of 4 KiB to 768 MiB (a quarter of what is free at most)."""
-    device, stream = gpu.open_device()
-    yardsticks = timing.yardsticks(device, stream)
-    verify(300)
-    row = functools.partial(Row.from_timing, section="8.1.1", dtype="", yardsticks=yardsticks)
-    sizes = [nbytes for nbytes in SIZES if nbytes <= gpu.free_memory() // 4]
-    order = random_order(256)
-    taken, cycles = latency("shared", gpu.to_device(order, stream).buffer, order.size, stream)
-    facts = {"cycles": cycles, **attributes(device.properties, yardsticks.fma_tflops)}
     rows = [row(name="shared memory", size="32 KiB", timing=taken, figures=facts)]
-    d_set = device.allocate(sizes[-1], stream=stream)
-    lines = single_lines(d_set, 64, stream)
+    d_set = gpu.empty(sizes[-1], np.uint8, stream).buffer
+    rings = [Buffer.from_handle(int(d_set.handle) + line * LINE, LINE, owner=d_set) for line in range(64)]
+    lines = sorted((latency("cg", ring, 1, stream) for ring in rings), key=lambda line: line[1])  # near ones first
     for which, (taken, cycles) in (("nearest", lines[0]), ("farthest", lines[-1])):
         rows.append(row(name=f"L2, {which} line", size=f"of {len(lines)}", timing=taken, figures={"cycles": cycles}))
     hops, rates = latencies(d_set, sizes, stream), bandwidths(d_set, sizes, yardsticks.copy_gbps, stream)
-    for nbytes in sizes:
-        figures = {f"cycles, {path}": hops[path][nbytes][1] for path in hops if nbytes in hops[path]}
-        figures |= {f"GB/s, {path}": rates[path][nbytes] for path in rates if nbytes in rates[path]}
-        rows.append(row(name=SET, size=f"{nbytes >> 10} KiB", timing=hops["cg"][nbytes][0], figures=figures))
+    for nbytes, (taken, figures) in hops.items():
+        rows.append(row(name=SET, size=f"{nbytes >> 10} KiB", timing=taken, figures=figures | rates[nbytes]))
     return rows
 
 
 # %% Read the figures
 def size(nbytes):
     """Bytes as people say them: "228 KiB", "1.5 MiB"."""
-    power = min(int(math.log2(nbytes) // 10), 3) if nbytes >= 1 << 20 else 1
+    power = min(int(math.log2(nbytes) // 10), 3)
     return f"{nbytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def curve(rows, column):
     """{bytes of the working set: figure} of a column, from small to large."""
-    found = {int(r.size.split()[0]) << 10: r.figures.get(column) for r in rows if r.name == SET and r.figures}
-    return {nbytes: found[nbytes] for nbytes in sorted(found) if found[nbytes] is not None}
+    sets = (row for row in rows if row.name == SET and column in row.figures)
+    return dict(sorted((int(row.size.split()[0]) << 10, row.figures[column]) for row in sets))
 
 
-def step(values, low, high, share):
-    """The two neighbouring sizes between which a curve has gone a share of the way from low to high; or ValueError."""
-    limit = low + share * (high - low)
-    for before, after in itertools.pairwise(values):
-        if values[before] <= limit < values[after]:
-            return before, after
-    raise ValueError(f"the curve never passes {limit:.4g}")
-
-
-def first_row(rows):
-    """The row that has the attributes; None where the rows are of another version."""
-    return next((row for row in rows if row.name == "shared memory" and row.figures), None)
-
-
-def steps(rows, share):
-    """{level: the two sizes between which a latency has gone so much of the way to the next level}; no attribute is
-    asked. L1 is what "ca" takes at the smallest set and L2 what "cg" takes there; memory is the largest set."""
-    ca, cg = curve(rows, "cycles, ca"), curve(rows, "cycles, cg")
-    near, far = cg[min(cg)], cg[max(cg)]
-    return {"L1": step(ca, ca[min(ca)], near, share), "L2": step(cg, near, far, share)}
+def step(values, limit):
+    """The two neighbouring sizes between which a curve rises above the limit. IndexError if it never does."""
+    beyond = [nbytes for nbytes in values if values[nbytes] > limit]
+    before = [nbytes for nbytes in values if nbytes < beyond[0]]
+    return before[-1], beyond[0]
 
 
 def levels(rows):
-    """{level: (capacity by attribute, cycles of a load, GB/s of all SMs)}. A cache's own part of a curve is before the
-    latency begins to rise: of the latencies there the median, of the bandwidths the best."""
-    facts, ends = first_row(rows).figures, steps(rows, 0.1)
-    cycles, rate = ({p: curve(rows, f"{what}, {p}") for p in PATHS} for what in ("cycles", "GB/s"))
-    each, found = (lambda name: f"{size(facts[f'{name}, bytes'])} an SM"), {}
-    found["registers"] = each("registers"), None, 8 * facts["G FMA/s"]
-    found["shared memory"] = each("shared"), facts["cycles"], max(rate["shared"].values())
-    for level, path, capacity in (("L1", "ca", "what shared memory leaves"), ("L2", "cg", size(facts["L2, bytes"]))):
-        own = [[v for n, v in values[path].items() if n <= ends[level][0]] for values in (cycles, rate)]
-        found[level] = capacity, statistics.median(own[0]), max(own[1])
-    found["device memory"] = (
-        size(facts["memory, bytes"]),
-        *(values["cg"][max(values["cg"])] for values in (cycles, rate)),
-    )
-    return found
+    """{level: (capacity by attribute, the two sizes between which it ends, cycles of a load, GB/s of all SMs)}. A cache
+    ends where the latency is half way up to the next level's; of what is before, the median latency and the best
+    bandwidth are its own. LookupError or ValueError where a figure is missing."""
+    facts = {row.name: row for row in rows}["shared memory"].figures
+    cycles, rate = ({path: curve(rows, f"{what}, {path}") for path in READS} for what in ("cycles", "GB/s"))
+    near, middle, far = min(cycles["ca"].values()), min(cycles["cg"].values()), max(cycles["cg"].values())
+    largest = max(cycles["cg"])
+
+    def cache(path, limit):
+        ends = step(cycles[path], limit)
+        own = [[v for nbytes, v in values[path].items() if nbytes <= ends[0]] for values in (cycles, rate)]
+        return ends, statistics.median(own[0]), max(own[1])
+
+    return {
+        "registers": (f"{size(facts['registers, bytes'])} an SM", None, None, 8 * facts["G FMA/s"]),
+        "shared memory": (f"{size(facts['shared, bytes'])} an SM", None, facts["cycles"], max(rate["shared"].values())),
+        "L1": ("none", *cache("ca", (near + middle) / 2)),
+        "L2": (size(facts["L2, bytes"]), *cache("cg", (middle + far) / 2)),
+        "device memory": (size(facts["memory, bytes"]), None, cycles["cg"][largest], rate["cg"][largest]),
+    }
 
 
 def report(rows):
-    """The levels, and where the curves step; False, and one line, if the rows are of another version."""
+    """Print the levels; False, and one line, if the rows are of another version."""
+    single = {row.name: row for row in rows if row.name != SET}
     try:
-        found, first, begins, half = levels(rows), first_row(rows), steps(rows, 0.1), steps(rows, 0.5)
-    except (AttributeError, KeyError, ValueError):  # a row, a figure or a step is not there
+        first, found = single["shared memory"], levels(rows)
+        near, far = (single[f"L2, {which} line"].figures["cycles"] for which in ("nearest", "farthest"))
+    except (LookupError, ValueError):
         not_run("the table of the levels: these figures are of another version", "./run bench 8")
         return False
-    facts, lines, gigahertz = first.figures, [], first.figures["cycles"] / first.seconds / 1e9
-    for level, (capacity, cycles, rate) in found.items():
-        far = (f"{cycles:.1f}", f"{cycles / gigahertz:.1f}") if cycles else ("—", "—")
-        each = rate / facts["SMs"]
-        lines.append((level, capacity, *far, f"{each:.4g}", f"{each / gigahertz:.3g}", si(1e9 * rate, "B/s")))
-    headings = "level", "capacity (attribute)", "cycles", "ns", "GB/s an SM", "B/clock an SM", "all SMs"
+    lines, gigahertz = [], first.figures["cycles"] / first.seconds / 1e9
+    for level, (capacity, ends, cycles, rate) in found.items():
+        between = " and ".join(map(size, ends)) if ends else "—"
+        latency = (f"{cycles:.1f}", f"{cycles / gigahertz:.1f}") if cycles else ("—", "—")
+        each = rate / first.figures["SMs"] / gigahertz
+        lines.append((level, capacity, between, *latency, f"{each:.3g}", si(1e9 * rate, "B/s")))
+    headings = "level", "attribute", "ends between", "cycles", "ns", "B/cycle/SM", "all SMs"
     table("A load that waits for the one before it; many of 16 bytes that wait for nothing", headings, lines)
     print("registers: at least what the FMA loop moves, 8 bytes for each x = a x + b. Device memory: the largest set.")
-    lines = [f"{row.name.removeprefix('L2, ')} {row.figures['cycles']:.0f}" for row in rows if row.name[:3] == "L2,"]
-    attribute = {level: size(facts[f"{name}, bytes"]) for level, name in (("L1", "shared"), ("L2", "L2"))}
-    for level in attribute:
-        low, middle = (" and ".join(map(size, found[level])) for found in (begins, half))
-        print(f"{level}: the latency begins to rise between {low}, and is half way up between {middle}.")
-    print(f"L1 has no attribute: it is what shared memory, at most {attribute['L1']} of an SM, leaves: here all.")
-    print(f"L2 has {attribute['L2']} by its attribute, in two partitions. Each keeps what the SMs next to it read, so")
-    print(f"  that all of it may not serve one SM. Cycles of single lines: {', '.join(lines)}.")
+    print("ends: the latency is half way up to the next level's. L1 has what shared memory leaves of an SM: here all.")
+    print("L2 is in two partitions, and each keeps what the SMs next to it read: all of it may not serve one SM.")
+    print(f"  Cycles of single lines in it: nearest {near:.0f}, farthest {far:.0f}.")
     return True
 
 
@@ -430,39 +393,33 @@ def plot(rows, source):
     """Latency and bandwidth over the size of the working set; the capacities as vertical lines."""
     from matplotlib.figure import Figure
 
-    facts, figure = first_row(rows).figures, Figure(figsize=(8, 8), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    for axes, unit, paths in ((above, "cycles", ("ca", "cg")), (below, "GB/s", ("ca", "cg", "shared"))):
-        for path, marker, colour in zip(paths, "os^", ("#0072B2", "#D55E00", "#009E73"), strict=False):
-            values = curve(rows, f"{unit}, {path}")
-            label = "shared memory" if path == "shared" else f"ld.global.{path}"
-            axes.loglog(list(values), list(values.values()), marker=marker, color=colour, label=label)
+    facts = next(row.figures for row in rows if row.name == "shared memory")
+    figure = Figure(figsize=(8, 8), layout="constrained")
+    panels = ("cycles", f"A dependent load ({source})"), ("GB/s", "Independent loads of 16 bytes, all SMs")
+    for axes, (unit, title) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
+        for path, marker, colour in (("ca", "o", "#0072B2"), ("cg", "s", "#D55E00"), ("shared", "^", "#009E73")):
+            if values := curve(rows, f"{unit}, {path}"):
+                label = "ld.shared" if path == "shared" else f"ld.global.{path}"
+                axes.loglog(list(values), list(values.values()), marker=marker, color=colour, label=label)
         for name, dashes, what in (("shared", "--", "shared memory of an SM"), ("L2", ":", "L2")):
             nbytes = facts[f"{name}, bytes"]
             axes.axvline(nbytes, color="black", linestyle=dashes, label=f"{what}: {size(nbytes)} (attribute)")
+        axes.set(title=title, xlabel="working set in bytes", ylabel=unit)
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
         axes.legend()
-    above.set(title=f"A dependent load ({source})", ylabel="cycles")
-    below.set(title="Independent loads of 16 bytes, all SMs", ylabel="GB/s", xlabel="working set in bytes")
     save_figure(figure, "s8_1_1_memory_hierarchy")
 
 
 # %% Run
 def main(argv=None) -> int:
     options = parser(__doc__, size=1000, quick_size=300, plot=True).parse_args(argv)
-    device, _ = gpu.open_device()
-    header(__doc__, device)
-    most = device.properties.max_shared_memory_per_block_optin // LINE
-    if options.size > most:
-        raise UsageError(f"--size is the cells of a ring, which has to fit in shared memory: at most {most}")
+    header(__doc__, gpu.open_device()[0])
     checks_table(verify(options.size))
     if gpu.SIMULATED:
         not_run("cycles and bandwidths: the simulator has neither clock nor caches")
     rows, source = results.measured_or_recorded("8.1.1", benchmark, options.bench)
-    if not rows:
-        return 0
-    if report(rows) and options.plot:
+    if rows and report(rows) and options.plot:
         plot(rows, source)
     return 0
 

@@ -7,15 +7,15 @@ when: measured for data that is read once, read in part, read many times, and fo
 
 要点
   每字节只用一次：锁页内存原地读写（零拷贝）与拷贝一样受总线限制，还省掉一次拷贝；反复使用：先拷贝，总线只走一次。
-  只用其中一小部分：原地读只搬用到的缓存行，拷贝和按页迁移却要搬整块；用到多少次才值得拷贝，可以由速率算出来。
+  只用其中一小部分：原地读只搬用到的缓存行，拷贝和按页迁移却要搬整块；用到多少次才值得拷贝，数一数过总线的字节就知道。
   统一内存靠缺页迁移，先预取（prefetch）才接近拷贝；只读数据可建议 read-mostly，很少访问的可建议留在主机、映射给设备。
 Key idea
   Count how often each byte crosses the bus. A copy moves all of it once; reading in place moves what is used, each time
   it is used; managed memory moves whole pages, well if it is told beforehand, slowly if it finds out by page faults.
 
 Run:      ./run 8.3.1     or     python ch08_memory/s8_3_1_host_device_interaction.py [--size N] [--quick] [--plot]
-Look at:  the fastest way for each use, and by how much; from how many uses on a copy pays, computed from three rates
-          and measured. Without a GPU: what was recorded on the GPU that it names.
+Look at:  the fastest way for each use, and by how much; from how many uses on a copy pays, by counting bytes and as
+          measured. Without a GPU: what was recorded on the GPU that it names.
 """
 
 import ctypes
@@ -125,8 +125,8 @@ def reference_results(n, seed):
 # %% The ways
 @dataclass
 class Way:
-    """uint32 words that the host has in `host` and a kernel finds at `address`. `bring` is enqueued before kernels read
-    them, `back` before the host reads what a kernel wrote. `memory` is given back with the Way."""
+    """uint32 words: the host has them in `host`, a kernel finds them at `address`. `bring` is enqueued before kernels
+    read, `back` before the host reads what a kernel wrote. `memory` is given back with the Way."""
 
     host: np.ndarray
     address: int
@@ -141,15 +141,14 @@ def pinned(n):
     return buffer, np.from_dlpack(buffer).view(np.uint32)
 
 
-def pageable(n):
-    """n words of ordinary host memory, in the same form."""
-    array = np.empty(n, np.uint32)
-    return Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array), array
-
-
-def copied(n, stream, words=pinned):
-    """Device memory of its own, and copies on purpose: cuMemcpyAsync."""
-    (source, host), d_words = words(n), gpu.empty(n, np.uint32, stream).buffer
+def copied(n, stream, pageable=False):
+    """Device memory of its own, and copies on purpose (cuMemcpyAsync) from and to page-locked or ordinary memory."""
+    d_words = gpu.empty(n, np.uint32, stream).buffer
+    if pageable:
+        host = np.empty(n, np.uint32)
+        source = Buffer.from_handle(host.ctypes.data, host.nbytes, owner=host)
+    else:
+        source, host = pinned(n)
     way = Way(host, int(d_words.handle), (source, d_words))
     way.bring = lambda s: d_words.copy_from(source, stream=s)
     way.back = lambda s: d_words.copy_to(source, stream=s)
@@ -162,21 +161,17 @@ def mapped(n, stream):
     return Way(host, int(buffer.handle), buffer)
 
 
-def require_managed():
-    """Unavailable where host and device cannot use managed memory at the same time: Windows, WSL, the simulator."""
-    if gpu.SIMULATED or not Device().properties.concurrent_managed_access:
-        why = "the simulator moves no pages" if gpu.SIMULATED else "this system moves no single pages"
-        raise Unavailable(f"managed memory: {why}")
+def managed_here():
+    """Whether host and device can use managed memory at the same time: not on Windows, WSL or the simulator."""
+    return not gpu.SIMULATED and Device().properties.concurrent_managed_access
 
 
 def managed(n, stream, prefetch=False, advice=""):
-    """Managed memory: one pointer; the pages go where they are touched, or earlier where `prefetch` says so.
-
-    `advice` is "read mostly" (a page may be on both sides, until somebody writes it), "stay" (on the host, and the
-    device has it mapped: no page moves), or none. ManagedBuffer makes cuMemPrefetchAsync and cuMemAdvise of this, whose
-    arguments changed with CUDA 13 (a CUmemLocation where a device's number was).
-    """
-    require_managed()
+    """Managed memory: one pointer; the pages go where they are touched, or earlier where `prefetch` says so. `advice`:
+    "read mostly" (a page may be on both sides, until somebody writes it), "stay" (on the host, and the device has it
+    mapped: no page moves), or none."""
+    if not managed_here():
+        raise Unavailable(NO_MANAGED)
     from cuda.bindings import driver
     from cuda.core import Host, ManagedBuffer
 
@@ -185,6 +180,8 @@ def managed(n, stream, prefetch=False, advice=""):
     buffer = ManagedBuffer.from_handle(address, 4 * n)
     way = Way(np.ctypeslib.as_array((ctypes.c_uint32 * n).from_address(address)), address, buffer)
     weakref.finalize(way, driver.cuMemFree, address)  # ManagedBuffer did not allocate it, so it does not free it
+    # What follows is cuMemAdvise and cuMemPrefetchAsync, whose arguments CUDA 13 changed: a CUmemLocation where a
+    # device's number was. ManagedBuffer knows which.
     if advice == "read mostly":
         buffer.read_mostly = True
     elif advice == "stay":
@@ -197,8 +194,9 @@ def managed(n, stream, prefetch=False, advice=""):
 
 
 COPIED, MAPPED = "pinned, copied", "pinned, mapped"
+NO_MANAGED = "managed memory, used by both sides at once: the simulator, Windows and WSL do not have it"
 WAYS = {
-    "pageable, copied": functools.partial(copied, words=pageable),
+    "pageable, copied": functools.partial(copied, pageable=True),
     COPIED: copied,
     MAPPED: mapped,
     "managed": managed,
@@ -209,43 +207,30 @@ WAYS = {
 
 
 # %% The uses: each returns when the host has what it wants
-class Use:
-    """What kernels do with the words of a way, on one stream; with memory for the sum on both sides."""
+def read(way, stream, d_sum, every=1, uses=1, turns=1):
+    """Bring the words once; in each turn a kernel reads them `uses` times and, where there are several turns, the host
+    looks at every page. The sum of all (int, modulo 2^64)."""
+    n, groups, total = way.host.size, -(-way.host.size // (LINE * every)), 0
+    blocks = min(8 * Device().properties.multiprocessor_count, -(-groups // (BLOCK // 8)))
+    config, kernel = LaunchConfig(grid=(blocks, uses), block=BLOCK), compiled().get_kernel("sum_lines")
+    way.bring(stream)
+    for _ in range(turns):
+        d_sum.buffer.fill(0, stream=stream)
+        launch(stream, config, kernel, np.uint64(way.address), np.int64(n), np.int32(every), d_sum.buffer)
+        total += int(d_sum.to_host(stream)[0])  # which waits
+        if turns > 1:
+            way.host[::1024].max()
+    return total % 2**64
 
-    def __init__(self, stream):
-        self.stream, self.d_sum = stream, gpu.empty(1, np.uint64, stream).buffer
-        self.answer, self.halves = pinned(2)
 
-    def start_sum(self, way, every, uses):
-        """Launch sum_lines."""
-        n, groups = way.host.size, -(-way.host.size // (LINE * every))
-        blocks = min(8 * Device().properties.multiprocessor_count, -(-groups // (BLOCK // 8)))
-        config, kernel = LaunchConfig(grid=(blocks, uses), block=BLOCK), compiled().get_kernel("sum_lines")
-        launch(self.stream, config, kernel, np.uint64(way.address), np.int64(n), np.int32(every), self.d_sum)
-
-    def read(self, way, every=1, uses=1, turns=1):
-        """Bring the words once; in each turn a kernel reads them `uses` times and, where there are several turns, the
-        host looks at every page. The sum of all (int, modulo 2^64)."""
-        way.bring(self.stream)
-        total = 0
-        for _ in range(turns):
-            self.d_sum.fill(0, stream=self.stream)
-            self.start_sum(way, every, uses)
-            self.d_sum.copy_to(self.answer, stream=self.stream)
-            self.stream.sync()
-            total += int(self.halves.view(np.uint64)[0])
-            if turns > 1:
-                way.host[::1024].max()
-        return total % 2**64
-
-    def results(self, way, seed=1):
-        """A kernel writes all words; the host looks at every page."""
-        n, kernel = way.host.size, compiled().get_kernel("write_results")
-        config = LaunchConfig(grid=-(-n // (4 * BLOCK)), block=BLOCK)
-        launch(self.stream, config, kernel, np.uint64(way.address), np.int64(n), np.uint32(seed))
-        way.back(self.stream)
-        self.stream.sync()
-        way.host[::1024].max()
+def write(way, stream, seed=1):
+    """A kernel writes all words; the host looks at every page."""
+    n, kernel = way.host.size, compiled().get_kernel("write_results")
+    config = LaunchConfig(grid=-(-n // (4 * BLOCK)), block=BLOCK)
+    launch(stream, config, kernel, np.uint64(way.address), np.int64(n), np.uint32(seed))
+    way.back(stream)
+    stream.sync()
+    way.host[::1024].max()
 
 
 def require(possible, expected, got):
@@ -255,7 +240,8 @@ def require(possible, expected, got):
 
 def as_words(words):
     """The array; ValueError unless contiguous uint32, shape (n,), not empty."""
-    fits = (words := np.asarray(words)).dtype == np.uint32 and words.ndim == 1 and words.size and words.data.contiguous
+    words = np.asarray(words)
+    fits = words.dtype == np.uint32 and words.ndim == 1 and words.size and words.flags.c_contiguous
     require(fits, "a contiguous uint32 vector that is not empty", f"{words.dtype} {words.shape}")
     return words
 
@@ -268,14 +254,14 @@ def opened(name, n, stream):
 
 
 def sum_lines(words, name=COPIED, every=1, uses=1, turns=1):
-    """The sum that `Use.read` finds in uint32 words, shape (n,), by one of WAYS. ValueError for other arguments (`uses`
+    """The sum that `read` finds in uint32 words, shape (n,), by one of WAYS. ValueError for other arguments (`uses`
     is a grid's second dimension), Unavailable where the way is not there."""
     words, (_, stream) = as_words(words), gpu.open_device()
     numbers = 1 <= every < 2**31 and 1 <= uses <= 65535 and turns > 0
     require(numbers, "positive every and turns, 1 to 65535 uses", f"{every}, {turns}, {uses}")
     way = opened(name, words.size, stream)
     way.host[:] = words
-    return Use(stream).read(way, every, uses, turns)
+    return read(way, stream, gpu.empty(1, np.uint64, stream), every, uses, turns)
 
 
 def results_of(n, name=COPIED, seed=1):
@@ -283,7 +269,7 @@ def results_of(n, name=COPIED, seed=1):
     require(0 <= seed < 2**32, "a seed from 0 to 2^32 - 1", seed)
     stream = gpu.open_device()[1]
     way = opened(name, n, stream)
-    Use(stream).results(way, seed)
+    write(way, stream, seed)
     return way.host.copy()
 
 
@@ -294,8 +280,9 @@ def sum_pycuda(words, managed=False):
     # from pycuda.compiler import SourceModule
     words, pycuda = as_words(words), load_pycuda()
     cuda, n = pycuda.driver, words.size
+    if managed and not managed_here():
+        raise Unavailable(NO_MANAGED)
     if managed:
-        require_managed()
         source = cuda.managed_empty(n, np.uint32, mem_flags=cuda.mem_attach_flags.GLOBAL)
         source[:] = words  # PyCUDA passes the pointer of such an array
     else:
@@ -314,20 +301,17 @@ def random_words(n):
 
 
 def available():
-    """Those of WAYS that are here; says what is missing."""
-    try:
-        require_managed()
-        return list(WAYS)
-    except Unavailable as missing:
-        print(missing)
-        return [name for name in WAYS if not name.startswith("managed")]
+    """Those of WAYS that are here."""
+    return [name for name in WAYS if managed_here() or not name.startswith("managed")]
 
 
-def verify(n, names):
-    """The checks of those ways and all uses on n random words. Raises Mismatch if one is wrong."""
-    words, checks = random_words(n), []
-    everything = reference(words)
-    sums = np.array([everything, reference(words, 64, 5), 4 * everything % 2**64], np.uint64)
+def verify(n):
+    """The checks of all ways and uses on n random words. Raises Mismatch if one is wrong."""
+    words, names, checks = random_words(n), available(), []
+    all_words = reference(words)
+    sums = np.array([all_words, reference(words, 64, 5), 4 * all_words % 2**64], np.uint64)
+    if len(names) < len(WAYS):
+        not_run(NO_MANAGED)
     for name in names:
         ours = sum_lines(words, name), sum_lines(words, name, 64, 5), sum_lines(words, name, turns=4)
         checks.append(check(f"{name}: all, sparse, in turns", np.array(ours, np.uint64), sums))
@@ -342,9 +326,8 @@ def verify(n, names):
 
 # %% Measure
 SIZES = {"64 KiB": 1 << 14, "16 MiB": 1 << 22}  # in words
-SIZE, EVERY, TIMES = "16 MiB", 64, (1, 4, 16, 64, 256)
-COPY, HERE, THERE = "copy alone", "sparse alone, device memory", "sparse alone, mapped memory"
-# a use, how much data, and what Use.read is told (None: it is Use.results)
+SIZE, EVERY, TIMES = "16 MiB", 64, (1, 16, 256)
+# a use, how much data, and what `read` is told (None: it is `write`)
 CASES = [("once", "64 KiB", {}), ("once", SIZE, {}), ("16 times", SIZE, {"uses": 16}), ("4 turns", SIZE, {"turns": 4})]
 CASES += [("results", SIZE, None), *[(f"sparse × {k}", SIZE, {"every": EVERY, "uses": k}) for k in TIMES]]
 
@@ -362,82 +345,54 @@ def from_host_to_host(names, call, words, stream, samples=20, warmup=2):
 
 
 def benchmark() -> list[Row]:
-    """Every way for every use, from data that the host has just written to what the host wants to know; how the cost of
-    sparse reads grows with their number; and, by events, the three rates that say where a copy begins to pay."""
+    """Every way for every use, from data that the host has just written to what the host wants to know."""
     (device, stream), rows, words = gpu.open_device(), [], random_words(SIZES[SIZE])
     row = functools.partial(Row.from_timing, section="8.3.1", dtype="u32", yardsticks=timing.yardsticks(device, stream))
-    use, names = Use(stream), available()
-    verify(100_003, names)
+    verify(100_003)
+    names, d_sum = available(), gpu.empty(1, np.uint64, stream)
     for name, size, arguments in tqdm(CASES, desc="measuring", delay=5, leave=False):
-        call = use.results if arguments is None else functools.partial(use.read, **arguments)
-        ways = names if name in ("once", "16 times", "4 turns", "results", "sparse × 1") else (COPIED, MAPPED)
-        times = from_host_to_host(ways, call, words[: SIZES[size]], stream)
+        call = functools.partial(write, stream=stream)
+        if arguments is not None:
+            call = functools.partial(read, stream=stream, d_sum=d_sum, **arguments)
+        times = from_host_to_host(names, call, words[: SIZES[size]], stream)
         for way, taken in times.items():
             rows.append(row(name=f"{name}: {way}", size=size, timing=taken, peer=(COPIED, times[COPIED])))
-    here, there = (opened(name, words.size, stream) for name in (COPIED, MAPPED))
-    here.host[:] = there.host[:] = words
-    calls = {COPY: here.bring, HERE: lambda s: use.start_sum(here, EVERY, TIMES[-1])}
-    calls[THERE] = lambda s: use.start_sum(there, EVERY, TIMES[-1])
-    for name, taken in timing.benchmark(calls, stream).items():
-        size, share = (SIZE, 1) if name == COPY else (f"{SIZE}, {TIMES[-1]} uses", TIMES[-1] / EVERY)
-        figures = {"GB/s": words.nbytes * share / taken.seconds / 1e9}
-        rows.append(row(name=name, size=size, timing=taken, figures=figures))
     return rows
 
 
 # %% Read the figures
 def report(rows):
-    """Which way for which use; then from how many sparse reads on a copy pays."""
+    """Which way for which use; from how many sparse reads on a copy pays. {way: {uses: seconds}} of sparse reads."""
     seconds, columns = {(row.name, row.size): row.seconds for row in rows}, {}
-    for name, size, _ in CASES:
-        ways = {way: seconds[f"{name}: {way}", size] for way in WAYS if (f"{name}: {way}", size) in seconds}
-        if len(ways) > 2:
-            columns[name if size == SIZE else f"{name}, {size}"] = ways
+    for use, size, _ in CASES:
+        if ways := {way: seconds[f"{use}: {way}", size] for way in WAYS if (f"{use}: {way}", size) in seconds}:
+            columns[use if size == SIZE else f"{use}, {size}"] = ways
     print(f"""
 From {SIZE} (or what is said) that the host has just written, to what it wants to know, by the host's clock:
-  once, 16 times: a kernel reads everything; sparse: one line of 128 bytes in {EVERY}
+  once, 16 times: a kernel reads everything
   4 turns: a kernel reads everything, then the host looks at every page, four times
   results: a kernel writes everything, then the host looks at every page
+  sparse × k: k times a kernel reads one line of 128 bytes in {EVERY}, each time another one
 * is the fastest of its column.""")
 
     def cell(ways, way):
         return si(ways[way], "s") + " *" * (ways[way] == min(ways.values())) if way in ways else ""
 
     table("", ("way", *columns), [(way, *[cell(ways, way) for ways in columns.values()]) for way in WAYS])
-    report_crossing({row.name: row.seconds for row in rows}, sparse_series(rows))
-
-
-def sparse_series(rows):
-    """{way: {uses: seconds}} of the sparse reads."""
-    seconds = {row.name: row.seconds for row in rows}
-    names = {way: {k: f"sparse × {k}: {way}" for k in TIMES} for way in (COPIED, MAPPED)}
-    return {way: {k: seconds[name] for k, name in of.items() if name in seconds} for way, of in names.items()}
-
-
-def crossing(copy, here, there):
-    """After how many uses copy + uses × here = uses × there, in words."""
-    return f"{max(copy / (there - here), 0):.1f} uses" if there > here else "never"
-
-
-def report_crossing(seconds, series):
-    """The computed and the measured number of sparse reads from which a copy pays."""
-    if not {COPY, HERE, THERE} <= set(seconds) or min(map(len, series.values())) < 2:
-        not_run("from how many sparse reads on a copy pays: these figures do not say")
-        return
-    nbytes, uses = 4 * SIZES[SIZE], TIMES[-1]
-    parts = {"copy of all": (nbytes, seconds[COPY]), "a use, device memory": (nbytes // EVERY, seconds[HERE] / uses)}
-    parts["a use, over the bus"] = nbytes // EVERY, seconds[THERE] / uses
-    print("From how many sparse reads on does a copy pay? Each part alone, by events:")
-    lines = [(what, si(size, "B"), si(taken, "s"), si(size / taken, "B/s")) for what, (size, taken) in parts.items()]
-    table("", ("what", "bytes", "time", "rate"), lines)
-    print(
-        "computed, copy / (use over the bus - use in device memory):", crossing(*[taken for _, taken in parts.values()])
-    )
-    (here, copy), (there, other) = (np.polyfit(list(s), list(s.values()), 1) for s in series.values())
-    print(
-        "measured by the host's clock, where straight lines through both ways meet:",
-        crossing(copy - other, here, there),
-    )
+    sparse = {k: columns.get(f"sparse × {k}", {}) for k in TIMES}
+    series = {way: {k: sparse[k][way] for k in TIMES} for way in WAYS if all(way in sparse[k] for k in TIMES)}
+    if not {COPIED, MAPPED} <= set(series):
+        return {}
+    lines = {way: np.polyfit(TIMES, list(series[way].values()), 1) for way in (COPIED, MAPPED)}
+    (here, copy), (there, start) = lines.values()
+    meet = (copy - start) / (there - here)
+    found = f"{meet:.1f}, where these straight lines meet" if meet > 0 else "none: these straight lines do not meet"
+    print(f"""From how many sparse reads on does a copy pay?
+  by counting bytes: {EVERY}, for a copy brings all over the bus once, a read in place one {EVERY}th of them each time
+  measured: {found}""")
+    for way, (one, fixed) in lines.items():
+        print(f"  {way}: {si(fixed, 's')}, and {si(one, 's')} for each use")
+    return series
 
 
 # %% Run
@@ -445,14 +400,12 @@ def main(argv=None) -> int:
     options = parser(__doc__, size=1_000_003, quick_size=100_003, plot=True).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
     check_fits(4 * options.size)
-    checks_table(verify(options.size, available()))
+    checks_table(verify(options.size))
     rows, source = results.measured_or_recorded("8.3.1", benchmark, options.bench)
-    if not rows:
-        return 0
-    report(rows)
-    if options.plot:
+    series = report(rows) if rows else {}
+    if series and options.plot:
         title = f"{SIZE}, one line in {EVERY} read each time ({source})"
-        plot_curves(sparse_series(rows), title, "uses", "seconds", "s8_3_1_host_device_interaction")
+        plot_curves(series, title, "uses", "seconds", "s8_3_1_host_device_interaction")
     return 0
 
 

@@ -13,14 +13,13 @@ Key idea
   Lanes × rate × encoding is what a link can do, in each direction. Use pinned memory and both directions; between GPUs
   enable peer access, and the same copy, or a kernel's plain loads and stores, take the direct way.
 
-Run:      ./run 8.3.2     or     python ch08_memory/s8_3_2_pcie_and_nvlink.py [--size N] [--quick] [--plot]
+Run:      ./run 8.3.2     or     python ch08_memory/s8_3_2_pcie_and_nvlink.py [--size N] [--quick]
 Look at:  the measured rate as a share of the link's; both directions against one; with two or more GPUs, the direct way
           against the way through the host, pair by pair. Without a GPU: the links' rates, and what was recorded.
 """
 
 import contextlib
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
@@ -30,7 +29,7 @@ from common.cli import Unavailable, check_fits, header, not_run, parser, run_mai
 
 # in your own code: from cuda.core import Buffer, Device, DeviceMemoryResource, LaunchConfig, ...
 from common.gpu import Buffer, Device, DeviceMemoryResource, LaunchConfig, LegacyPinnedMemoryResource, launch
-from common.report import new_figure, save_figure, si, table
+from common.report import si, table
 from common.results import Row
 from common.verify import check, checks_table
 
@@ -68,49 +67,50 @@ def compiled(index):
 
 
 # %% What the links can do, by their published figures
-# PCI-SIG, PCI Express Base Specification: GT/s of a lane in each direction; the share of it that is data (8b/10b,
-# 128b/130b, 236 of the 256 bytes of a flit); bytes around the data of a packet (framing 4, header 16, CRC 4)
-PCIE = {1: (2.5, 8 / 10, 24), 2: (5, 8 / 10, 24)} | {g: (rate, 128 / 130, 24) for g, rate in ((3, 8), (4, 16), (5, 32))}
-PCIE[6] = 64, 236 / 256, 16  # a flit has the framing and the CRC
-PAYLOAD = 256  # bytes in a packet: usual on servers
-# NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell): lanes of a link and direction, Gbit/s of a
-# lane net of encoding, and an example with its links
-NVLINK = {1: (8, 20, "P100", 4), 2: (8, 25, "V100", 6), 3: (4, 50, "A100", 12), 4: (2, 100, "H100, H200", 18)}
-NVLINK[5] = 2, 200, "B200", 18
+# PCI-SIG, PCI Express Base Specification; NVIDIA's architecture white papers (P100, V100, A100, H100, Blackwell).
+# Gbit/s of a lane in each direction; the share of them that is data (8b/10b, 128b/130b, 236 of the 256 bytes of a flit;
+# NVIDIA states rates of data); lanes of a link; an example and its links; and of PCIe the bytes around the data of a
+# packet: framing 4, header 16, CRC 4, of which a flit has the framing and the CRC already.
+LINKS = {
+    "PCIe 1": (2.5, 8 / 10, 16, "×16", 1, 24),
+    "PCIe 2": (5, 8 / 10, 16, "×16", 1, 24),
+    "PCIe 3": (8, 128 / 130, 16, "×16", 1, 24),
+    "PCIe 4": (16, 128 / 130, 16, "×16", 1, 24),
+    "PCIe 5": (32, 128 / 130, 16, "×16", 1, 24),
+    "PCIe 6": (64, 236 / 256, 16, "×16", 1, 16),
+    "NVLink 1": (20, 1, 8, "P100", 4, 0),
+    "NVLink 2": (25, 1, 8, "V100", 6, 0),
+    "NVLink 3": (50, 1, 4, "A100", 12, 0),
+    "NVLink 4": (100, 1, 2, "H100, H200", 18, 0),
+    "NVLink 5": (200, 1, 2, "B200", 18, 0),
+}
+PAYLOAD = 256  # bytes of data in a packet: usual on servers
 NVLINK_CODES = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}  # the version's first number by NVML's code for it
 
 
-def pcie_rate(generation, lanes):
-    """Bytes per second in each direction behind the encoding. ValueError for a generation that is not in PCIE."""
-    if generation not in PCIE or lanes < 1:
-        raise ValueError(f"expected a PCIe generation of {list(PCIE)} and some lanes, got {generation} and {lanes}")
-    rate, encoding, _ = PCIE[generation]
-    return rate * 1e9 * lanes * encoding / 8
+def require(possible, expected, got):
+    if not possible:
+        raise ValueError(f"expected {expected}, got {got}")
 
 
-def nvlink_rate(version, links):
-    """Bytes per second in each direction. ValueError for a version (its first number) that is not in NVLINK."""
-    if version not in NVLINK or links < 1:
-        raise ValueError(f"expected an NVLink version of {list(NVLINK)} and some links, got {version} and {links}")
-    lanes, gigabits, _, _ = NVLINK[version]
-    return lanes * gigabits * 1e9 / 8 * links
+def link_rate(link, lanes):
+    """Bytes per second in each direction. ValueError for a link that is not in LINKS, and without lanes."""
+    require(link in LINKS and lanes > 0, f"some lanes of {', '.join(LINKS)}", f"{lanes} of {link}")
+    gigabits, share = LINKS[link][:2]
+    return gigabits * 1e9 * share / 8 * lanes
 
 
 def show_theory():
-    """The tables of both, in GB/s for each direction."""
+    """The table of LINKS, with GB/s for each direction."""
     rows = []
-    for g, (rate, encoding, around) in PCIE.items():
-        rates = [pcie_rate(g, lanes) / 1e9 for lanes in (1, 4, 8, 16)]
-        cells = [f"{r:.1f}" for r in (*rates, rates[-1] * PAYLOAD / (PAYLOAD + around))]
-        rows.append((f"PCIe {g}", f"{rate:g}", f"{encoding:.1%}", *cells))
-    columns = "link", "GT/s a lane", "encoding", "×1", "×4", "×8", "×16", f"×16, packets of {PAYLOAD} B"
-    table("PCIe, GB/s in each direction: lanes × rate × encoding / 8 (PCI-SIG, Base Specification)", columns, rows)
-    rows = []
-    for v, (lanes, gigabits, example, links) in NVLINK.items():
-        rates = [f"{nvlink_rate(v, n) / 1e9:.0f}" for n in (1, links)]
-        rows.append((f"NVLink {v}", lanes, gigabits, rates[0], example, links, rates[1]))
-    columns = "link", "lanes a link", "Gbit/s a lane", "a link", "for example", "its links", "together"
-    table("NVLink, GB/s in each direction: lanes × rate / 8 (NVIDIA, architecture white papers)", columns, rows)
+    for link, (gigabits, share, lanes, example, links, around) in LINKS.items():
+        full = link_rate(link, lanes * links) / 1e9
+        packets = f"{full * PAYLOAD / (PAYLOAD + around):.1f}" if around else ""
+        data = f"{share:.1%}" if share < 1 else ""
+        rows.append((link, f"{gigabits:g}", data, lanes, example, links, f"{full:.1f}", packets))
+    print("What links can do, GB/s in each direction: Gbit/s × share that is data (NVLink's: all) × lanes × links / 8")
+    columns = "link", "Gbit/s a lane", "data", "lanes", "example", "links", "GB/s", f"in packets of {PAYLOAD} bytes"
+    table("", columns, rows)
 
 
 # %% What NVML says about the links of a GPU
@@ -123,40 +123,33 @@ def ask(question, *arguments):
         import pynvml
 
         pynvml.nvmlInit()
-        return getattr(pynvml, question)(*arguments)
+        return getattr(pynvml, f"nvmlDeviceGet{question}")(*arguments)
     except Exception as error:  # NVML's own, no pynvml, a pynvml without this question, an argument that was not told
         return f"{NOT_TOLD} ({type(error).__name__})"
 
 
 def nvml_handle(index):
-    return ask("nvmlDeviceGetHandleByPciBusId", Device(index).pci_bus_id)
-
-
-def links_now(index):
-    """What NVML says of a GPU's links at this moment: PCIe's [generation, lanes] "now" and at "most", each a number or
-    why there is none; NVLink's "version" and how many links are "active"; bytes per second each way of "pcie" and
-    "nvlink", None where that is not known."""
-    handle = nvml_handle(index)
-    names = "CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth"
-    facts = [ask(f"nvmlDeviceGet{name}", handle) for name in names]
-    active = [k for k in range(36) if ask("nvmlDeviceGetNvLinkState", handle, k) == 1]  # NVML knows no more than 36
-    version = NVLINK_CODES.get(ask("nvmlDeviceGetNvLinkVersion", handle, active[0]), 0) if active else 0
-    pcie = pcie_rate(*facts[:2]) if facts[0] in PCIE and isinstance(facts[1], int) else None
-    nvlink = nvlink_rate(version, len(active)) if version in NVLINK else None
-    told = {"now": facts[:2], "most": facts[2:], "version": version, "active": len(active)}
-    return {**told, "pcie": pcie, "nvlink": nvlink}
+    return ask("HandleByPciBusId", Device(index).pci_bus_id)
 
 
 def links_at_work(index):
-    """`links_now` of a GPU while it copies: PCIe slows down when nothing is sent."""
-    nvml_handle(index)  # NVML takes its time to start: not while it copies
+    """What NVML says of a GPU's links while it copies, for an idle PCIe link is slower: {"PCIe", "NVLink": (in words,
+    bytes per second each way or None where that is not known)}."""
+    handle = nvml_handle(index)  # NVML takes its time to start: not while it copies
     with current(index) as (_, stream):
         source, target = pinned(64 << 20), gpu.empty(64 << 20, np.uint8, stream).buffer
-        for _ in range(40):
+        for _ in range(20):
             target.copy_from(source, stream=stream)
-        links = links_now(index)
+        questions = "CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth"
+        generation, lanes, *most = (ask(question, handle) for question in questions)
         stream.sync()
-    return links
+    active = [k for k in range(36) if ask("NvLinkState", handle, k) == 1]  # NVML knows no more than 36
+    version = NVLINK_CODES.get(ask("NvLinkVersion", handle, active[0]), NOT_TOLD) if active else 0
+    pcie, nvlink = f"PCIe {generation}", f"NVLink {version}"
+    rate = link_rate(pcie, lanes) if pcie in LINKS and isinstance(lanes, int) and lanes > 0 else None
+    all_links = link_rate(nvlink, LINKS[nvlink][2] * len(active)) if nvlink in LINKS else None
+    words = f"{pcie} ×{lanes} while it copies, at most {most[0]} ×{most[1]}"
+    return {"PCIe": (words, rate), "NVLink": (f"{nvlink}, {len(active)} links" if active else "no NVLink", all_links)}
 
 
 # %% Memory, here and there
@@ -179,55 +172,43 @@ def pinned(nbytes):
     return LegacyPinnedMemoryResource().allocate(nbytes)
 
 
-@functools.cache
-def pool(index):
-    """A GPU's memory pool, open to its peers (cuMemPoolSetAccess; for what cuMemAlloc gives: cuCtxEnablePeerAccess)."""
-    device = Device(index)
-    peers = [k for k in range(device_count()) if k != index and Device(k).can_access_peer(device)]
-    memory = DeviceMemoryResource(device)
-    if peers:
-        memory.peer_accessible_by.update(peers)
-    return memory
-
-
 def allocate(index, nbytes):
-    """A Buffer on a GPU, ready for all GPUs to use."""
-    with current(index) as (_, stream):
-        buffer = pool(index).allocate(nbytes, stream=stream)
+    """A Buffer of a GPU's memory pool, which all GPUs may use that can: the pool is opened to them by
+    cuMemPoolSetAccess. (For what cuMemAlloc gives it is cuCtxEnablePeerAccess.)"""
+    with current(index) as (device, stream):
+        pool = DeviceMemoryResource(device)
+        if peers := [k for k in range(device_count()) if k != index and direct(k, index)]:
+            pool.peer_accessible_by.update(peers)
+        buffer = pool.allocate(nbytes, stream=stream)
         stream.sync()  # the pool allocates in the order of this stream; others know nothing of it
         return buffer
+
+
+def direct(a, b):
+    """Whether kernels on GPU a may use the memory of GPU b."""
+    return a == b or Device(a).can_access_peer(Device(b))
 
 
 # %% From GPU to GPU: each function enqueues on a's stream, where GPU a is current
 CHUNKS = 16
 
 
-@dataclass
 class Side:
-    """One of the two: a GPU with memory to send from and to receive into, a stream, and events for that stream."""
+    """One of the two: a GPU with memory to send from and to receive into, a stream, and an event for its work."""
 
-    index: int
-    out: Buffer
-    into: Buffer
-    stream: gpu.Stream
-    events: list
-
-
-def side(index, nbytes):
-    """A Side for nbytes."""
-    with current(index) as (device, stream):
-        events = [device.create_event() for _ in range(CHUNKS)]
-    return Side(index, allocate(index, nbytes), allocate(index, nbytes), stream, events)
+    def __init__(self, index, nbytes):
+        self.index, self.out, self.into = index, allocate(index, nbytes), allocate(index, nbytes)
+        with current(index) as (device, self.stream):
+            self.done = device.create_event()
 
 
 def both_directions(a, b, host):
     """From a to b and from b to a at the same time, on a stream of each."""
-    a.stream.record(a.events[0])
-    b.stream.wait(a.events[0])
+    b.stream.wait(a.stream.record())
     b.into.copy_from(a.out, stream=a.stream)
     a.into.copy_from(b.out, stream=b.stream)
-    b.stream.record(b.events[0])
-    a.stream.wait(b.events[0])
+    b.stream.record(b.done)  # an event of b's own: a new one would be of the current GPU, a
+    a.stream.wait(b.done)
 
 
 def copy_words(a, source, target):
@@ -241,16 +222,15 @@ def copy_words(a, source, target):
 def through_host(a, b, host):
     """From a to b in chunks through pinned memory: while one comes down from a, the one before it goes up to b."""
     step = 16 * -(-host.size // (16 * CHUNKS))
-    for arrived, first in zip(a.events, range(0, host.size, step), strict=False):
+    for first in range(0, host.size, step):
         size = min(step, host.size - first)
         memory = a.out, host, b.into
         source, chunk, target = (Buffer.from_handle(int(m.handle) + first, size, owner=m) for m in memory)
         source.copy_to(chunk, stream=a.stream)
-        a.stream.record(arrived)
-        b.stream.wait(arrived)
+        b.stream.wait(a.stream.record())  # this chunk has arrived
         target.copy_from(chunk, stream=b.stream)
-    b.stream.record(b.events[0])
-    a.stream.wait(b.events[0])  # who waits for a's stream has the last chunk too
+    b.stream.record(b.done)
+    a.stream.wait(b.done)  # who waits for a's stream has the last chunk too
 
 
 COPY, BOTH, HOST = "peer copy", "peer copy, both directions", "through the host"
@@ -271,34 +251,29 @@ def reference(words, others, how):
     return (words if how != READS else 0 * words), (others if how in (BOTH, READS) else 0 * others)
 
 
-def direct(a, b):
-    """Whether kernels on GPU a may use the memory of GPU b."""
-    return a == b or Device(a).can_access_peer(Device(b))
-
-
 def possible(a, b):
     """Those of HOWS that GPU a can do with GPU b: all, or what needs no peer access."""
     return [how for how in HOWS if how not in (WRITES, READS) or direct(a, b)]
 
 
-def check_words(*arrays):
-    """ValueError unless contiguous uint32 of one shape (n,), not empty."""
-    for words in arrays:
-        if words.dtype != np.uint32 or words.ndim != 1 or words.size == 0 or not words.flags.c_contiguous:
-            raise ValueError(f"expected a contiguous uint32 vector that is not empty, got {words.dtype} {words.shape}")
-        if words.size != arrays[0].size:
-            raise ValueError(f"expected vectors of one length, got {arrays[0].size} and {words.size}")
+def as_words(words):
+    """The array; ValueError unless contiguous uint32, shape (n,), not empty."""
+    words = np.asarray(words)
+    fits = words.dtype == np.uint32 and words.ndim == 1 and words.size and words.flags.c_contiguous
+    require(fits, "a contiguous uint32 vector that is not empty", f"{words.dtype} {words.shape}")
+    return words
 
 
 def across(words, others, a, b, how=COPY):
     """Send uint32 words, shape (n,), from GPU a and others, as many, from GPU b, as `how` (one of HOWS) does it: what
     has arrived at b and at a, as in `reference`. ValueError for other arguments, Unavailable without peer access."""
-    check_words(words, others)
-    if how not in HOWS:
-        raise ValueError(f"expected one of {', '.join(HOWS)}; got {how!r}")
+    words, others, gpus = as_words(words), as_words(others), range(device_count())
+    require(words.size == others.size, "vectors of one length", f"{words.size} and {others.size}")
+    require(a in gpus and b in gpus, f"GPUs of {list(gpus)}", f"{a} and {b}")
+    require(how in HOWS, f"one of {'; '.join(HOWS)}", repr(how))
     if how not in possible(a, b):
         raise Unavailable(f"{how}: GPU {a} cannot use the memory of GPU {b}")
-    sides, host = (side(a, words.nbytes), side(b, words.nbytes)), pinned(words.nbytes)
+    sides, host = (Side(a, words.nbytes), Side(b, words.nbytes)), pinned(words.nbytes)
     for one, sent in zip(sides, (words, others), strict=True):
         one.into.fill(0, stream=one.stream)
         gpu.copy_to_buffer(one.out, sent, one.stream)  # which waits for the stream
@@ -310,23 +285,23 @@ def across(words, others, a, b, how=COPY):
 
 
 # %% The latency of one load
-CELLS, STEPS = 4096, 1024
+CELLS, STEPS, JUMP = 4096, 1024, 1021  # a ring of cells: behind cell k comes cell k + JUMP, modulo their number
 
 
-def ring_of(cells):
-    """A ring through all cells in random order: uint32, a line of 32 words for each cell, of which the first counts."""
-    order = np.random.default_rng(832).permutation(cells)
+def ring_in(place, cells):
+    """A Buffer with a ring, a line of 32 words for each cell, of which the first counts; `place`: a GPU's number, or
+    "host"."""
     ring = np.zeros((cells, LINE), np.uint32)
-    ring[order, 0] = np.roll(order, -1)
-    return ring.ravel()
+    ring[:, 0] = (np.arange(cells) + JUMP) % cells
+    buffer = pinned(ring.nbytes) if place == "host" else allocate(place, ring.nbytes)
+    with current(0 if place == "host" else place) as (_, stream):
+        gpu.copy_to_buffer(buffer, ring, stream)
+    return buffer
 
 
-def reference_follow(ring, steps):
+def reference_follow(cells, steps):
     """The cell after `steps` links from cell 0."""
-    cell = 0
-    for _ in range(steps):
-        cell = int(ring[LINE * cell])
-    return cell
+    return np.uint32(steps * JUMP % cells)
 
 
 def start_follow(stream, ring, steps, d_last):
@@ -335,27 +310,19 @@ def start_follow(stream, ring, steps, d_last):
     launch(stream, LaunchConfig(grid=1, block=1), kernel, ring, np.uint32(0), np.int32(steps), d_last)
 
 
-def ring_in(place, ring):
-    """A Buffer with the ring: `place` is the number of a GPU, or "host"."""
-    buffer = pinned(ring.nbytes) if place == "host" else allocate(place, ring.nbytes)
-    with current(0 if place == "host" else place) as (_, stream):
-        gpu.copy_to_buffer(buffer, ring, stream)
-    return buffer
-
-
-def last_cell(ring, steps, a, place):
-    """The cell (int) that GPU a finds `steps` links behind cell 0 of a ring in `place` (see `ring_in`). ValueError for
-    what is no ring, Unavailable without peer access."""
-    check_words(ring)
-    if ring.size % LINE or ring[::LINE].max() >= ring.size // LINE or steps < 0:
-        raise ValueError(f"expected cells of {LINE} words that link to each other and steps, got {ring.size}, {steps}")
+def last_cell(cells, steps, a, place):
+    """The cell (uint32) that GPU a finds `steps` links behind cell 0 of a ring in `place`. ValueError for other
+    arguments, Unavailable without peer access."""
+    gpus = range(device_count())
+    require(1 <= cells < 2**32 and 0 <= steps < 2**31, "some cells and no negative steps", f"{cells} and {steps}")
+    require(a in gpus and (place == "host" or place in gpus), f"GPUs of {list(gpus)} or host", f"{a} and {place}")
     if place != "host" and not direct(a, place):
         raise Unavailable(f"loads from a peer: GPU {a} cannot use the memory of GPU {place}")
-    buffer = ring_in(place, ring)
+    ring = ring_in(place, cells)
     with current(a) as (_, stream):
         last = gpu.empty(1, np.uint32, stream)
-        start_follow(stream, buffer, steps, last.buffer)
-        return int(last.to_host(stream)[0])
+        start_follow(stream, ring, steps, last.buffer)
+        return last.to_host(stream)[0]
 
 
 # %% Verify
@@ -364,13 +331,13 @@ def random_words(n, seed=832):
 
 
 def pairs(count):
-    """(a, b) of all GPUs, a before b, row by row."""
+    """(a, b) of all GPUs, row by row."""
     return [(a, b) for a in range(count) for b in range(count) if a != b]
 
 
 def verify(n):
     """The checks of all copies and loads, on n words. Raises Mismatch if one is wrong."""
-    words, others, ring, checks = random_words(n), random_words(n, 833), ring_of(256), []
+    words, others, checks = random_words(n), random_words(n, 833), []
     for a, b in pairs(device_count()) or [(0, 0)]:  # with one GPU, from itself to itself
         for how in possible(a, b):
             arrived, expected = across(words, others, a, b, how), reference(words, others, how)
@@ -378,20 +345,22 @@ def verify(n):
         if not direct(a, b):
             not_run(f"kernels that use a peer's memory: GPU {a} cannot use that of GPU {b}")
     for a in range(device_count()):
-        places = ["host", *[b for b in range(device_count()) if direct(a, b)]]
-        last = np.array([last_cell(ring, 100, a, place) for place in places])
-        expected = np.full(len(places), reference_follow(ring, 100))
-        checks.append(check(f"GPU {a} follows a ring in {', '.join(map(str, places))}", last, expected))
+        for place in ["host", *[b for b in range(device_count()) if direct(a, b)]]:
+            last = last_cell(256, 100, a, place)
+            checks.append(check(f"GPU {a} follows a ring in: {place}", last, reference_follow(256, 100)))
     return checks
 
 
 # %% Measure
-LINK = "% of link"
+def some_memory():
+    """256 MiB; less on a small GPU."""
+    return min(256 << 20, gpu.free_memory() // 16 >> 20 << 20)
 
 
 def rate(nbytes, taken, link):
     """The columns of a copy: GB/s, and its share of what the link can do, where that is known."""
-    return {"GB/s": nbytes / taken.seconds / 1e9} | ({LINK: 100 * nbytes / taken.seconds / link} if link else {})
+    speed = nbytes / taken.seconds
+    return {"GB/s": speed / 1e9} | ({"% of link": 100 * speed / link} if link else {})
 
 
 def benchmark() -> list[Row]:
@@ -400,23 +369,22 @@ def benchmark() -> list[Row]:
     row = functools.partial(Row.from_timing, section="8.3.2", yardsticks=timing.yardsticks(device, stream))
     verify(100_003)
     links = [links_at_work(index) for index in range(device_count())]
-    rows = host_rows(row, links[0]["pcie"]) + latency_rows(row)
-    return rows + all_pairs(device_count(), functools.partial(pair_rows, row, links))
+    rows = host_rows(row, links[0]["PCIe"][1]) + latency_rows(row)
+    for a, b in tqdm(pairs(device_count()), desc="pairs", delay=5, leave=False):
+        rows += pair_rows(row, links, a, b)
+    return rows
 
 
 def host_rows(row, link):
-    """256 MiB (less on a small GPU) between pinned and device memory, by events: ours and torch's in one run."""
+    """Between pinned and device memory, by events: ours and torch's in one run."""
     import torch
 
-    n, rows = min(256 << 20, gpu.free_memory() // 16 >> 20 << 20), []
+    nbytes, rows = some_memory(), []
     with timing.torch_stream() as stream:
-        host = [pinned(n) for _ in range(2)]
-        on_device = [gpu.empty(n, np.uint8, stream).buffer for _ in range(2)]
-        t_host = torch.empty(n, dtype=torch.uint8, pin_memory=True)
-        t_device = torch.empty(n, dtype=torch.uint8, device="cuda")
-        for memory in (*map(np.from_dlpack, host), t_host.numpy()):
-            memory.view(np.uint8)[:] = np.arange(256, dtype=np.uint8).repeat(n // 256)  # touched before it is timed
-        second = stream.device.create_stream()
+        second, host = stream.device.create_stream(), [pinned(nbytes) for _ in range(2)]
+        on_device = [gpu.empty(nbytes, np.uint8, stream).buffer for _ in range(2)]
+        t_host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        t_device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
         def at_once(s, copy):
             second.wait(s.record())
@@ -434,9 +402,9 @@ def host_rows(row, link):
         }
         times = timing.benchmark(calls, stream)
     for name, taken in times.items():
-        peer = (f"torch, {name}", times[f"torch, {name}"]) if f"torch, {name}" in times else None
-        figures = rate(2 * n if "at once" in name else n, taken, link)
-        rows.append(row(name=name, size=f"{n >> 20} MiB", dtype="bytes", timing=taken, peer=peer, figures=figures))
+        peer = ("torch", times[f"torch, {name}"]) if f"torch, {name}" in times else None
+        figures = rate(2 * nbytes if "at once" in name else nbytes, taken, link)
+        rows.append(row(name=name, size=f"{nbytes >> 20} MiB", dtype="bytes", timing=taken, peer=peer, figures=figures))
     return rows
 
 
@@ -460,42 +428,27 @@ def latency_rows(row):
         calls = {"to the device": lambda: waits(d_word.copy_from), "from the device": lambda: waits(d_word.copy_to)}
         times = timing.wall_clock(calls, samples=100)
         rows = [row(name=f"copy {k}", size="4 bytes", dtype="bytes", timing=taken) for k, taken in times.items()]
-        rings = {"own memory": ring_in(0, ring_of(CELLS)), "pinned host memory": ring_in("host", ring_of(CELLS))}
+        rings = {"own memory": ring_in(0, CELLS), "pinned host memory": ring_in("host", CELLS)}
         return rows + load_rows(row, rings, "GPU 0", stream)
 
 
-def all_pairs(count, measure):
-    """The rows that measure(a, b) gives, for all pairs of `count` GPUs in their order."""
-    return [row for a, b in tqdm(pairs(count), desc="pairs", delay=5, leave=False) for row in measure(a, b)]
-
-
 def pair_rows(row, links, a, b):
-    """All that GPU a can do with GPU b, with 256 MiB (less where less is free), and the latency of a load."""
+    """All that GPU a can do with GPU b, and the latency of a load."""
     with current(a):
-        nbytes, size = min(256 << 20, gpu.free_memory() // 16 >> 20 << 20), f"GPU {a} → {b}"
-        mine, theirs, host = side(a, nbytes), side(b, nbytes), pinned(nbytes)
+        nbytes, size, rows = some_memory(), f"GPU {a} → {b}", []
+        mine, theirs, host = Side(a, nbytes), Side(b, nbytes), pinned(nbytes)
         calls = {how: lambda s, how=how: HOWS[how](mine, theirs, host) for how in possible(a, b)}  # s is mine.stream
-        times, rows = timing.benchmark(calls, mine.stream, flush_l2=False), []
+        times = timing.benchmark(calls, mine.stream, flush_l2=False)
         for how, taken in times.items():
-            link = (links[a]["nvlink"] if direct(a, b) and how != HOST else None) or links[a]["pcie"]
+            link = (links[a]["NVLink"][1] if direct(a, b) and how != HOST else None) or links[a]["PCIe"][1]
             figures, peer = rate(nbytes * (1 + (how == BOTH)), taken, link), (HOST, times[HOST])
             rows.append(row(name=how, size=size, dtype="bytes", timing=taken, peer=peer, figures=figures))
         if direct(a, b):
-            rows += load_rows(row, {"peer's memory": ring_in(b, ring_of(CELLS))}, size, mine.stream)
+            rows += load_rows(row, {"peer's memory": ring_in(b, CELLS)}, size, mine.stream)
     return rows
 
 
 # %% Read the figures
-def matrices(rows):
-    """{name: {(a, b): row}} of the rows that are about pairs."""
-    found = {}
-    for row in rows:
-        a, arrow, b = row.size.removeprefix("GPU ").partition(" → ")
-        if arrow and a.isdigit() and b.isdigit():
-            found.setdefault(row.name, {})[int(a), int(b)] = row
-    return found
-
-
 def show_matrix(title, cells):
     """A table of {(a, b): text}: a row for each a, a column for each b."""
     gpus = sorted({index for pair in cells for index in pair})
@@ -504,23 +457,21 @@ def show_matrix(title, cells):
     table("", ("", *[f"GPU {b}" for b in gpus]), lines)
 
 
-def value(row):
-    """GB/s of a row, or its time where it has none."""
-    gbps = (row.figures or {}).get("GB/s")
-    return si(row.seconds, "s") if gbps is None else f"{gbps:.0f}"
-
-
 def report(rows):
     """The copies between host and GPU against their link, and a matrix for each way between GPUs."""
-    found = matrices(rows)
-    print(f"{LINK}: of lanes × rate × encoding in one direction, so that both directions at once can reach 200.")
+    matrices = {}
+    for row in rows:
+        pair = row.size.removeprefix("GPU ").split(" → ")
+        if len(pair) == 2:
+            what = f"{row.name}, {'GB/s' if row.figures else 'time'}"
+            cell = f"{row.figures['GB/s']:.0f}" if row.figures else si(row.seconds, "s")
+            matrices.setdefault(what, {})[int(pair[0]), int(pair[1])] = cell
+    print(f"""% of link: of what its lanes can do in one direction, so that both directions at once can reach 200.
+The headers of PCIe's packets, with {PAYLOAD} bytes of data in each, leave {PAYLOAD / (PAYLOAD + 24):.0%} of it.""")
     results.show([row for row in rows if " → " not in row.size])
-    for name, cells in found.items():
-        what = "GB/s" if any("GB/s" in (row.figures or {}) for row in cells.values()) else "time of one"
-        show_matrix(
-            f"{name}, {what}: by the row's GPU, with the column's", {pair: value(row) for pair, row in cells.items()}
-        )
-    if not found:
+    for what, cells in matrices.items():
+        show_matrix(f"{what}: by the row's GPU, with the column's", cells)
+    if not matrices:
         print("pairs of GPUs: none in these figures")
 
 
@@ -530,65 +481,35 @@ LEVELS = {0: "one board", 10: "PCIe switch", 20: "PCIe switches", 30: "host brid
 def connection(a, b):
     """How two GPUs are connected, by NVML, and whether they have peer access, by CUDA."""
     handles = nvml_handle(a), nvml_handle(b)
-    level = LEVELS.get(ask("nvmlDeviceGetTopologyCommonAncestor", *handles), NOT_TOLD)
-    nvlink = ask("nvmlDeviceGetP2PStatus", *handles, 2) == 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
+    level = LEVELS.get(ask("TopologyCommonAncestor", *handles), NOT_TOLD)
+    nvlink = ask("P2PStatus", *handles, 2) == 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
     return f"{'NVLink' if nvlink else level}, {'direct' if direct(a, b) else 'through the host'}"
 
 
 def show_links(count):
     """What NVML and CUDA say about the links of each GPU, and how each two are connected."""
-    lines = []
     for index in range(count):
-        links, engines = links_at_work(index), Device(index).properties.async_engine_count
-        now, most = (" ×".join(map(str, links[when])) for when in ("now", "most"))
-        pcie, nvlink = (f"{links[kind] / 1e9:.1f}" if links[kind] else "" for kind in ("pcie", "nvlink"))
-        nvlinks = f"{links['active']} of version {links['version'] or NOT_TOLD}" if links["active"] else "none"
-        lines.append((index, engines, now, most, pcie, nvlinks, nvlink))
-    columns = "GPU", "copy engines", "PCIe", "at most", "GB/s", "NVLinks", "GB/s"
-    table("Links: PCIe generation × lanes while it copies; GB/s of all lanes in each direction", columns, lines)
+        print(f"GPU {index}: {Device(index).properties.async_engine_count} copy engines")
+        for words, each_way in links_at_work(index).values():
+            print(f"  {words}" + (f": {each_way / 1e9:.1f} GB/s in each direction" if each_way else ""))
     if count > 1:
         show_matrix("Connections", {(a, b): connection(a, b) for a, b in pairs(count)})
     else:
         not_run("peer to peer: it needs two GPUs, here is one")
 
 
-def plot(rows, source):
-    """The matrix of the peer copies; without pairs of GPUs, the copies between host and GPU as bars."""
-    cells = matrices(rows).get(COPY, {})
-    figure, axes = new_figure(f"{'Peer copies' if cells else 'Host and GPU'}, GB/s ({source})", "", "")
-    axes.grid(visible=False)
-    if cells:
-        n = 1 + max(index for pair in cells for index in pair)
-        rates = np.full((n, n), np.nan)
-        for (a, b), row in cells.items():
-            rates[a, b] = (row.figures or {}).get("GB/s", np.nan)
-            axes.text(b, a, value(row), ha="center", va="center", color="white")
-        axes.imshow(rates, cmap="cividis", vmin=0, vmax=1.5 * np.nanmax(rates))  # dark enough for white figures
-        axes.set(xlabel="to GPU", ylabel="from GPU", xticks=range(n), yticks=range(n))
-    else:
-        bars = {row.name: row.figures["GB/s"] for row in rows if "GB/s" in (row.figures or {})}
-        axes.barh(list(bars), list(bars.values()))
-    save_figure(figure, "s8_3_2_pcie_and_nvlink")
-
-
 # %% Run
 def main(argv=None) -> int:
-    options = parser(__doc__, size=1_000_003, quick_size=100_003, plot=True).parse_args(argv)
+    options = parser(__doc__, size=1_000_003, quick_size=100_003).parse_args(argv)
     header(__doc__, gpu.open_device()[0])
     show_theory()
-    if gpu.SIMULATED:
-        rows = results.recorded("8.3.2")
-        source = results.source(rows)
-        print(f"recorded on {source}, not measured here" if rows else results.NOTHING)
-    else:
+    if not gpu.SIMULATED:
         check_fits(16 * options.size)
         checks_table(verify(options.size))
         show_links(device_count())
-        rows, source = results.measured_or_recorded("8.3.2", benchmark, options.bench)
+    rows, _ = results.measured_or_recorded("8.3.2", benchmark, options.bench)
     if rows:
         report(rows)
-        if options.plot:
-            plot(rows, source)
     if gpu.SIMULATED:
         raise Unavailable("what links really do: it needs a GPU (pairs of GPUs: two)")
     return 0

@@ -179,7 +179,7 @@ CASES = (
     Case("8.1.2", "copy", 40, 256, (X, np.zeros(N, f32), i64(N))),
     Case("8.1.2", "copy_shifted", 40, 256, (X, np.zeros(N, f32), i64(N - 1), i32(1))),
     Case("8.1.2", "copy_strided", (5, 8), 256, (X, np.zeros(N, f32), i64(N // 8), i32(8))),
-    Case("8.1.2", "copy_float4<1, false>", 10, 256, (X, np.zeros(N, f32), i64(N))),
+    Case("8.1.2", "copy_float4", 10, 256, (X, np.zeros(N, f32), i64(N))),
     Case("8.1.2", "move_aos", 4, 256, (X, f32(0.1), i64(1000))),
     Case("8.1.2", "move_aos_float4", 4, 256, (X, f32(0.1), i64(1000))),
     Case("8.1.2", "move_soa", 4, 256, (X, f32(0.1), i64(1000))),

@@ -34,8 +34,9 @@ MUTANTS: list[Mutant] = [
         ("i < loads; ++i", "i < loads - 1; ++i", "811_reads"),
         # the host
         ('(grid if path == "cg" else 1)', '(grid if path != "cg" else 1)', "811_reads"),
-        ("<= limit <", "<= low <", "811_where_a_curve_steps"),
-        ('"L1": step(ca, ca[min(ca)], near, share)', '"L1": step(cg, near, far, share)', "811_where_a_curve_steps"),
+        ("if values[nbytes] > limit", "if values[nbytes] >= limit", "811_where_a_curve_steps"),
+        ("return before[-1], beyond[0]", "return before[0], beyond[0]", "811_where_a_curve_steps"),
+        ("if nbytes <= ends[0]]", "]", "811_levels"),
         ("8 * facts[", "12 * facts[", "811_levels"),
     ),
     # --- 8.1.2
@@ -56,15 +57,10 @@ MUTANTS: list[Mutant] = [
             "| (unsigned long long)y) % 4 == 0",
             "812_vectors_in_memory_that_16_does_not_divide",
         ),
-        (
-            "if ((blockIdx.x + 1) * tile <= quads)",
-            "if (blockIdx.x * tile <= quads)",
-            "812_a_copy_writes_its_own_elements_only",
-        ),
-        ("p < min((blockIdx.x + 1) * tile, quads)", "p < quads - 1", "812_every_pattern"),
-        ("i = 4 * quads + thread; i < n", "i = 4 * quads + thread + 1; i < n", "812_every_pattern"),
-        ("__stcs(to + q + k * blockDim.x, v[k])", "__stcs(to + q + k * blockDim.x, v[0])", "812_every_pattern"),
-        ("else to[q + k * blockDim.x] = v[k];", "else to[q + k * blockDim.x] = v[0];", "812_every_pattern"),
+        ("if (q < quads) reint", "if (q <= quads) reint", "812_a_copy_writes_its_own_elements_only"),
+        ("i = 4 * quads + q; i < n", "i = 4 * quads + q + 1; i < n", "812_every_pattern"),
+        ("i < n; i += threads)", "i < n; i += 4 * threads)", "812_vectors_in_memory_that_16_does_not_divide"),
+        ('"move_soa_float4", 0, 32, 4, 16', '"move_soa_float4", 0, 32, 8, 16', "812_every_pattern"),
         # move_aos
         ("p[i].z += dt * p[i].vz;", "p[i].z += dt * p[i].vy;", "812_every_pattern"),
         # moved, move_aos_float4
@@ -78,7 +74,7 @@ MUTANTS: list[Mutant] = [
         ("if (q >= quads) return;", "if (q >= quads - 1) return;", "812_every_pattern"),
         ("p[(4 + axis) * quads + q]", "p[(5 - axis) * quads + q]", "812_every_pattern"),
         # the allocator
-        ("size = -(-nbytes // ALIGNMENT) * ALIGNMENT", "size = nbytes", "812_no_overlap_nothing_lost_all_merged"),
+        ("size = -(-int(nbytes) // ALIGNMENT) * ALIGNMENT", "size = nbytes", "812_no_overlap_nothing_lost_all_merged"),
         ("bisect.bisect_left(free, (size, 0))", "-1", "812_best_fit_and_splitting"),
         (
             "            if block.size > size:\n",
@@ -86,7 +82,7 @@ MUTANTS: list[Mutant] = [
             "812_no_overlap_nothing_lost_all_merged",
         ),
         ("size=block.size - size))", "size=block.size))", "812_no_overlap_nothing_lost_all_merged"),
-        ("other.segment == block.segment", "other.pool == block.pool", "812_segments_that_touch_do_not_merge"),
+        ("other.segment is block.segment", "other.pool == block.pool", "812_segments_that_touch_do_not_merge"),
         ("size=block.size + other.size)", "size=other.size)", "812_no_overlap_nothing_lost_all_merged"),
         ("in (self.ends.get(address), self.blocks", "in (None, self.blocks", "812_no_overlap_nothing_lost_all_merged"),
         ("self.blocks.get(address + block.size))", "None)", "812_no_overlap_nothing_lost_all_merged"),
@@ -99,7 +95,7 @@ MUTANTS: list[Mutant] = [
         ),
         (" or self.blocks[address].free:", ":", "812_bad_frees_and_sizes"),
         (
-            "if block.free and (block.address, block.size) == block.segment:",
+            "if block.free and block.size == block.segment.size:",
             "if block.free:",
             "812_no_overlap_nothing_lost_all_merged",
         ),
@@ -114,9 +110,10 @@ MUTANTS: list[Mutant] = [
             "(block.address + block.size - first) // unit",
             "812_the_picture_of_fragmentation",
         ),
+        ("sizes[block.free].append(block.size)", "sizes[True].append(block.size)", "812_the_picture_of_fragmentation"),
         (
-            "    allocator.free(int(first.buffer.handle))\n    third = empty()\n",
-            "    third = empty()\n    allocator.free(int(first.buffer.handle))\n",
+            "    free(held[0])\n    third = empty()\n",
+            "    third = empty()\n    free(held[0])\n",
             "812_a_freed_block_is_used_again_at_once",
         ),
     ),

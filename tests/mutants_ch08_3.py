@@ -26,16 +26,16 @@ MUTANTS: list[Mutant] = [
         ("n / 4 * 4 + first;", "n / 4 * 4 + first + 1;", "831_every_way_of_results"),
         ("q += stride) {", "q += n) {", "831_a_grid_smaller_than_the_data"),
         # the host
-        ("d_words.copy_from(source, stream=s)", "pass", "831_every_way_of_reading"),
-        ("        way.back(self.stream)\n", "", "831_every_way_of_results"),
-        ("self.d_sum.fill(0, stream=self.stream)", "pass", "831_every_way_of_reading"),
+        ("d_words.copy_from(source, stream=s)", "None", "831_every_way_of_reading"),
+        ("    way.back(stream)\n", "", "831_every_way_of_results"),
+        ("d_sum.buffer.fill(0, stream=stream)", "pass", "831_every_way_of_reading"),
         (
-            "                way.host[:] = words\n",
+            "            way.host[:] = words\n",
             "",
             "831_the_host_writes_before_each_call_and_only_the_call_is_timed",
         ),
-        ("copy / (there - here)", "copy / there", "831_crossings_by_hand"),
-        ("* -above[last] /", "* above[last] /", "831_crossings_by_hand"),
+        ("(copy - start) / (there - here)", "copy / there", "831_recorded_figures"),
+        ("* (ways[way] == min(", "* (ways[way] == max(", "831_recorded_figures"),
     ),
     # --- 8.3.2
     *faults(
@@ -52,15 +52,19 @@ MUTANTS: list[Mutant] = [
         # the host
         ("copy_words(a, b.out, a.into)", "copy_words(a, a.out, b.into)", "832_every_path_on_one_gpu"),
         ("    a.into.copy_from(b.out, stream=b.stream)\n", "", "832_every_path_on_one_gpu"),
-        ("    b.stream.wait(a.events[0])\n", "", "832_both_directions_are_ordered_by_events"),
-        ("        b.stream.wait(arrived)\n", "", "832_a_chunk_goes_up_when_it_has_come_down"),
+        ("    b.stream.wait(a.stream.record())\n    b.into", "    b.into", "832_both_directions_are_ordered_by_events"),
+        (
+            "        b.stream.wait(a.stream.record())  # this chunk has arrived\n",
+            "",
+            "832_a_chunk_goes_up_when_it_has_come_down",
+        ),
         (
             "size = min(step, host.size - first)",
             "size = host.size - first",
             "832_a_chunk_goes_up_when_it_has_come_down",
         ),
-        ("ring[order, 0] = np.roll(order, -1)", "ring[order, 0] = order", "832_rings"),
-        ("return rate * 1e9 * lanes * encoding / 8", "return rate * 1e9 * lanes / 8", "832_rates_by_hand"),
+        ("(np.arange(cells) + JUMP) % cells", "np.arange(cells)", "832_rings"),
+        ("return gigabits * 1e9 * share / 8 * lanes", "return gigabits * 1e9 / 8 * lanes", "832_rates_by_hand"),
         ("for b in range(count) if a != b]", "for b in range(a)]", "832_matrices_of_any_number_of_gpus"),
     ),
 ]

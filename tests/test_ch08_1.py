@@ -96,6 +96,9 @@ def test_811_bad_input() -> None:
         (order, 0, 0),
         (order, -1, 0),
         (order, 1, -1),
+        (order, 1 << 31, 0),
+        (order, 1, 1 << 31),
+        (list(range(4)), 1, 0),
     ):
         with pytest.raises(ValueError, match=r"expected int32, each cell once, hops > 0, got int"):
             s.last_cell("ca", bad, hops, warm)
@@ -107,12 +110,15 @@ def test_811_bad_input() -> None:
         (words[:0], 1, 1),
         (words, 0, 1),
         (words, 1, 0),
+        (words, 1 << 31, 1),
+        (words, 1, 1 << 20),
+        (words.tolist(), 1, 1),
     ):
         with pytest.raises(ValueError, match=r"expected uint32 \(count, 4\), loads and blocks, got u?int"):
             s.read("ca", bad, loads, grid)
 
 
-@pytest.mark.parametrize(("name", "words"), [("reference_chase", "chase, ca"), ("reference_read", "read_set, ca")])
+@pytest.mark.parametrize(("name", "words"), [("reference_chase", "chase, "), ("reference_read", "read_set, ")])
 def test_811_a_wrong_result_is_noticed(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s = section("8.1.1")
     right = getattr(s, name)
@@ -149,22 +155,21 @@ def measured_rows() -> list[results.Row]:
 
 def test_811_where_a_curve_steps() -> None:
     s = section("8.1.1")
-    assert s.step({1: 10, 2: 10.5, 4: 14.9, 8: 15.1, 16: 20}, 10, 20, 0.5) == (4, 8)
-    assert s.step({1: 10, 2: 10.5, 4: 14.9}, 10, 20, 0.1) == (2, 4)
-    with pytest.raises(ValueError, match="passes 15"):
-        s.step({1: 10, 2: 10}, 10, 20, 0.5)
-    for share in (0.1, 0.5):
-        assert s.steps(measured_rows(), share) == {"L1": (128 << 10, 256 << 10), "L2": (8 << 20, 16 << 20)}
+    assert s.step({1: 10, 2: 10.5, 4: 15, 8: 15.1, 16: 20}, 15) == (4, 8)
+    assert s.step({1: 10, 2: 10.5, 4: 14.9}, 11) == (2, 4)
+    for never in ({1: 10, 2: 10}, {}):
+        with pytest.raises(IndexError):
+            s.step(never, 15)
 
 
 def test_811_levels() -> None:
     found = section("8.1.1").levels(measured_rows())
     assert found == {
-        "registers": ("256 KiB an SM", None, 8000),  # 8 bytes for each of 10^12 FMA
-        "shared memory": ("100 KiB an SM", 24, 2500),
-        "L1": ("what shared memory leaves", 32, 2560),
-        "L2": ("8 MiB", 220, 1000),
-        "device memory": ("16 GiB", 600, 300),
+        "registers": ("256 KiB an SM", None, None, 8000),  # 8 bytes for each of 10^12 FMA
+        "shared memory": ("100 KiB an SM", None, 24, 2500),
+        "L1": ("none", (128 << 10, 256 << 10), 32, 2560),
+        "L2": ("8 MiB", (8 << 20, 16 << 20), 220, 1000),
+        "device memory": ("16 GiB", None, 600, 300),
     }
 
 
@@ -174,11 +179,15 @@ def test_811_recorded_figures(
     recorded_as(measured_rows(), tmp_path, monkeypatch)
     printed = output_of("8.1.1", "--quick", "--plot", "--no-bench", capfd=capfd)
     assert "recorded on NVIDIA Test, 2031-02-03" in printed
-    assert re.search(r"^ shared memory +100 KiB an SM +24\.0 +12\.0 +250 +125 +2\.50 TB/s", printed, re.MULTILINE)
-    assert re.search(r"^ device memory +16 GiB +600\.0 +300\.0 +30 +15 +300 GB/s", printed, re.MULTILINE)
-    assert "L1: the latency begins to rise between 128 KiB and 256 KiB, and is half way" in printed
-    assert "half way up between 8 MiB and 16 MiB.\nL1 has no attribute" in printed
-    assert "L2 has 8 MiB by its attribute" in printed and "nearest line 190, farthest line 260" in printed
+    for level in (
+        "registers +256 KiB an SM +— +— +— +400 +8.00 TB/s",
+        "shared memory +100 KiB an SM +— +24.0 +12.0 +125 +2.50 TB/s",
+        "L1 +none +128 KiB and 256 KiB +32.0 +16.0 +128 +2.56 TB/s",
+        "L2 +8 MiB +8 MiB and 16 MiB +220.0 +110.0 +50 +1.00 TB/s",
+        "device memory +16 GiB +— +600.0 +300.0 +15 +300 GB/s",
+    ):
+        assert re.search(rf"^ {level} *$", printed, re.MULTILINE), level
+    assert "nearest 190, farthest 260" in printed
     assert len(plots(printed)) == 1
 
 
@@ -199,7 +208,14 @@ def test_811_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert ("not run: cycles and bandwidths" in printed) is gpu.SIMULATED
 
 
-def test_811_a_ring_too_large_for_shared_memory(capfd: pytest.CaptureFixture[str]) -> None:
+def test_811_too_much_for_shared_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    s, most = section("8.1.1"), gpu.Device().properties.max_shared_memory_per_block_optin
+    for call in (
+        lambda: s.last_cell("shared", s.random_order(most // s.LINE + 1), 1),
+        lambda: s.read("shared", np.ones((most // 16 + 1, 4), np.uint32), 1),
+    ):
+        with pytest.raises(ValueError, match=f"in shared memory {most} bytes at most"):
+            call()
     assert exit_code(section("8.1.1").main, ["--size", "1M"]) == USAGE
     assert "--size is the cells of a ring" in capfd.readouterr().err
 
@@ -209,11 +225,10 @@ def test_811_a_ring_too_large_for_shared_memory(capfd: pytest.CaptureFixture[str
 def test_811_each_level_is_farther_and_slower() -> None:
     s = section("8.1.1")
     rows = s.benchmark()
-    found, ends, facts = s.levels(rows), s.steps(rows, 0.5), s.first_row(rows).figures
-    _, cycles, rates = zip(*found.values(), strict=True)
+    _, ends, cycles, rates = zip(*s.levels(rows).values(), strict=True)
     assert cycles[1] <= 1.2 * cycles[2] and cycles[2] < cycles[3] / 3 and cycles[3] < cycles[4] / 1.5
     assert rates[0] > rates[1] > 1.5 * rates[3] and rates[2] > rates[3] > rates[4]
-    assert ends["L2"][0] < 1.1 * facts["L2, bytes"] and ends["L2"][1] > facts["L2, bytes"] / 4
+    assert ends[3][0] < 1.1 * rows[0].figures["L2, bytes"] and ends[3][1] > rows[0].figures["L2, bytes"] / 4
 
 
 # --- 8.1.2: allocators ----------------------------------------------------------------------------------------
@@ -225,12 +240,12 @@ class Upstream:
     def __init__(self, limit: int = 1 << 60) -> None:
         self.limit, self.next, self.taken, self.calls = limit, 1 << 20, {}, 0
 
-    def allocate(self, nbytes: int, stream: object) -> int:
+    def allocate(self, nbytes: int, *, stream: object) -> SimpleNamespace:
         if sum(self.taken.values()) + nbytes > self.limit:
             raise MemoryError
         address, self.next = self.next, self.next + nbytes
         self.taken[address], self.calls = nbytes, self.calls + 1
-        return address
+        return SimpleNamespace(handle=address, size=nbytes, close=lambda: self.free(address))
 
     def free(self, address: int) -> None:
         assert address in self.taken, "not the start of what was taken"
@@ -244,7 +259,7 @@ def assert_sound(allocator: Any, upstream: Upstream, live: dict[int, tuple[int, 
     """The blocks tile the segments, none overlaps, no two free neighbours, and the free lists have what is free."""
     blocks = sorted(allocator.blocks.values())
     for start, nbytes in upstream.taken.items():
-        own = [block for block in blocks if block.segment == (start, nbytes)]
+        own = [block for block in blocks if (block.segment.handle, block.segment.size) == (start, nbytes)]
         edges = [start, *(block.address + block.size for block in own)]
         assert [block.address for block in own] == edges[:-1] and edges[-1] == start + nbytes
         assert len({block.pool for block in own}) == 1
@@ -273,7 +288,7 @@ def test_812_no_overlap_nothing_lost_all_merged(steps: list[Any]) -> None:
     for step in steps:
         if step == "release":
             allocator.release()
-            used = {block.segment[0] for block in allocator.blocks.values() if not block.free}
+            used = {block.segment.handle for block in allocator.blocks.values() if not block.free}
             assert used == upstream.taken.keys()
         elif isinstance(step, tuple):
             nbytes, stream = step[0], STREAMS[step[1]]
@@ -286,9 +301,8 @@ def test_812_no_overlap_nothing_lost_all_merged(steps: list[Any]) -> None:
     for address in live:
         allocator.free(address)
     assert_sound(allocator, upstream, {})
-    assert {block.segment for block in allocator.blocks.values()} == {
-        (b.address, b.size) for b in allocator.ends.values()
-    }
+    for block in allocator.blocks.values():
+        assert (block.address, block.size) == (block.segment.handle, block.segment.size)
     allocator.release()
     assert not upstream.taken and not allocator.blocks and not allocator.ends
 
@@ -358,9 +372,10 @@ def test_812_bad_frees_and_sizes() -> None:
     for wrong in (address, address + 512, 0):
         with pytest.raises(ValueError, match=f"no block in use begins at {wrong:#x}"):
             allocator.free(wrong)
-    for nbytes in (0, -1):
-        with pytest.raises(ValueError, match=f"expected a positive number of bytes, got {nbytes}"):
+    for nbytes in (0, -1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"expected a positive whole number of bytes, got {nbytes}"):
             allocator.allocate(nbytes, stream)
+    assert isinstance(allocator.allocate(1e6, stream), int)
 
 
 def test_812_threads_may_share_an_allocator() -> None:
@@ -406,7 +421,7 @@ def test_812_an_allocator_holds_its_lock() -> None:
 
 def test_812_the_picture_of_fragmentation() -> None:
     s, allocator = section("8.1.2"), section("8.1.2").CachingAllocator(Upstream())
-    seen = [(s.picture(allocator), *s.usage(allocator).values()) for _ in s.fragment(allocator, STREAMS[0])]
+    seen = [s.state(allocator) for _ in s.fragment(allocator, STREAMS[0])]
     holes, kib = "..##" * 8, 1 << 10
     assert seen == [
         ("#" * 32, 2048 * kib, 0, 0),
@@ -415,27 +430,26 @@ def test_812_the_picture_of_fragmentation() -> None:
         (f"{'.' * 16}{holes[16:]}\n####{'.' * 28}", 768 * kib, 3328 * kib, 1792 * kib),
         (f"{'.' * 32}\n{'.' * 32}", 0, 4096 * kib, 2048 * kib),
     ]
-    assert s.picture(allocator, 1 << 20) == "..\n.."
+    assert s.state(allocator, 1 << 20) == ("..\n..", 0, 4096 * kib, 2048 * kib)
     allocator.allocate(1, STREAMS[0])
-    assert s.picture(allocator, 1 << 20) == "#.\n.."
+    assert s.state(allocator, 1 << 20)[0] == "#.\n.."
 
 
 # --- 8.1.2: memory on the device ------------------------------------------------------------------------------
 
 
-def upstreams() -> list[Any]:
-    s = section("8.1.2")
-    return [s.PooledMemory] if gpu.SIMULATED else [s.PooledMemory, s.DriverMemory]
-
-
 @pytest.mark.parametrize("n", [1, 31, 33, 300_001])
-def test_812_copies_in_memory_of_every_allocator(n: int) -> None:
+def test_812_copies_in_memory_of_every_allocator(n: int, capfd: pytest.CaptureFixture[str]) -> None:
     s, x = section("8.1.2"), np.random.default_rng(n).standard_normal(n, dtype=np.float32)
-    for make in upstreams():
-        np.testing.assert_array_equal(s.relay(x, make()), x)
-    with s.caching() as allocator:
-        np.testing.assert_array_equal(s.relay(x, allocator), x)
-        assert s.usage(allocator)["in use"] == 0
+    _, stream = gpu.open_device()
+    ways = s.allocators(stream)
+    assert list(ways) == ["cuMemAlloc"] * (not gpu.SIMULATED) + ["driver's pool", "ours"]
+    assert ("not run: cuMemAlloc" in capfd.readouterr().out) is gpu.SIMULATED
+    for way in ways.values():
+        np.testing.assert_array_equal(s.relay(x, stream, *way), x)
+    allocator = ways["ours"][1].__self__
+    assert s.state(allocator)[1] == 0
+    allocator.release()
     assert not allocator.blocks
     try:
         np.testing.assert_array_equal(s.copy_pycuda(x), x)
@@ -444,34 +458,33 @@ def test_812_copies_in_memory_of_every_allocator(n: int) -> None:
 
 
 def test_812_a_freed_block_is_used_again_at_once() -> None:
-    s = section("8.1.2")
-    with s.caching() as allocator:
-        addresses, take = [], allocator.allocate
-        allocator.allocate = lambda *request: addresses.append(take(*request)) or addresses[-1]
-        s.relay(np.ones(1000, np.float32), allocator)
-        assert addresses[2] == addresses[0] != addresses[1]
+    s, (device, stream), addresses = section("8.1.2"), gpu.open_device(), []
+    allocator = s.CachingAllocator(device.memory_resource)
+
+    def allocate(nbytes: int) -> int:
+        addresses.append(allocator.allocate(nbytes, stream))
+        return addresses[-1]
+
+    s.relay(np.ones(1000, np.float32), stream, allocate, allocator.free)
+    assert addresses[2] == addresses[0] != addresses[1]
 
 
 def test_812_all_is_given_back() -> None:
-    s, (_, stream) = section("8.1.2"), gpu.open_device()
-    for make in upstreams():
-        memory = make()
-        address = memory.allocate(1 << 20, stream)
-        view = gpu.Buffer.from_handle(address, 1 << 20, owner=memory)
+    s, (device, stream) = section("8.1.2"), gpu.open_device()
+    for allocate, free in s.allocators(stream).values():
+        memory = allocate(1 << 20)
+        view = gpu.Buffer.from_handle(int(getattr(memory, "handle", memory)), 1 << 20, owner=memory)
         view.fill(7, stream=stream)
         stream.sync()
-        memory.free(address)
-        if make is s.PooledMemory:
-            assert not memory.buffers
+        free(memory)
     if gpu.SIMULATED:
-        before = gpu.free_memory()
-        with s.caching() as allocator:
-            address = allocator.allocate(100, stream)
-            assert gpu.free_memory() == before - (2 << 20)
-            allocator.free(address)
+        before, allocator = gpu.free_memory(), s.CachingAllocator(device.memory_resource)
+        address = allocator.allocate(100, stream)
+        assert gpu.free_memory() == before - (2 << 20)
+        allocator.free(address)
+        assert gpu.free_memory() == before - (2 << 20)
+        allocator.release()
         assert gpu.free_memory() == before
-        with pytest.raises(Unavailable, match="cuMemAlloc"):
-            s.DriverMemory()
 
 
 # --- 8.1.2: patterns ------------------------------------------------------------------------------------------
@@ -502,7 +515,7 @@ def test_812_references_by_hand() -> None:
 def test_812_every_pattern(n: int) -> None:
     s = section("8.1.2")
     for p in s.PATTERNS:
-        x = numbers(-(-n // p.multiple) * p.multiple + p.number * (p.kernel == "copy_shifted"))
+        x = numbers(-(-n // p.multiple) * p.multiple + p.k * (p.kernel == "copy_shifted"))
         before, out = x.copy(), s.run(p, x)
         assert out.dtype == np.float32
         np.testing.assert_array_equal(out, s.reference(p, x), err_msg=p.name)
@@ -514,42 +527,39 @@ def test_812_vectors_in_memory_that_16_does_not_divide(shift: int) -> None:
     s, (_, stream) = section("8.1.2"), gpu.open_device()
     for n in (1, 1000, 9001):
         x = numbers(n + 8)
-        for p in (p for p in s.PATTERNS if p.kernel in s.COPIES):
-            d_x, d_y = gpu.to_device(x, stream), gpu.to_device(np.full_like(x, 7777), stream)
-            views = []
-            for array, at in ((d_x, shift), (d_y, 1)):
-                address = int(array.buffer.handle) + 4 * at
-                views.append(gpu.DeviceArray(gpu.Buffer.from_handle(address, 4 * n, owner=array), n, np.float32))
-            s.start(stream, p, *views)
-            expected = np.full_like(x, 7777)
-            expected[1 : 1 + n] = x[shift : shift + n]
-            np.testing.assert_array_equal(d_y.to_host(stream), expected, err_msg=f"{p.name}, {n}")
+        d_x, d_y = gpu.to_device(x, stream), gpu.to_device(np.full_like(x, 7777), stream)
+        views = []
+        for array, at in ((d_x, shift), (d_y, 1)):
+            address = int(array.buffer.handle) + 4 * at
+            views.append(gpu.DeviceArray(gpu.Buffer.from_handle(address, 4 * n, owner=array), n, np.float32))
+        s.start(stream, pattern("copy_float4"), *views)
+        expected = np.full_like(x, 7777)
+        expected[1 : 1 + n] = x[shift : shift + n]
+        np.testing.assert_array_equal(d_y.to_host(stream), expected, err_msg=str(n))
 
 
 @pytest.mark.parametrize("n", [1, 31, 1000, 4096, 10_007])
 def test_812_a_copy_writes_its_own_elements_only(n: int) -> None:
     s, (_, stream) = section("8.1.2"), gpu.open_device()
     x = numbers(n + 1)
-    for p in (p for p in s.PATTERNS if p.kernel in ("copy", "copy_shifted", *s.COPIES)):
+    for p in (p for p in s.PATTERNS if p.kernel in ("copy", "copy_shifted", "copy_float4")):
         d_x, d_all = gpu.to_device(x, stream), gpu.to_device(np.full(n + 40, 7777, np.float32), stream)
         d_y = gpu.DeviceArray(gpu.Buffer.from_handle(int(d_all.buffer.handle), 4 * n, owner=d_all), n, np.float32)
         s.start(stream, p, d_x, d_y)
         out = d_all.to_host(stream)
-        shift = p.number * (p.kernel == "copy_shifted")
+        shift = p.k * (p.kernel == "copy_shifted")
         np.testing.assert_array_equal(out[:n], x[shift : shift + n], err_msg=p.name)
         assert (out[n:] == 7777).all(), p.name
 
 
 def test_812_bad_input() -> None:
-    s, words = section("8.1.2"), "expected contiguous float32"
-    with s.caching() as allocator:
-        for bad, _ in bad_vectors(np.float32)[:3]:
-            for call in (lambda x: s.relay(x, allocator), s.copy_pycuda, lambda x: s.run(s.PATTERNS[0], x)):
-                with pytest.raises(ValueError, match=words):
-                    call(bad)
-        with pytest.raises(ValueError, match=words):
-            s.relay(np.ones(10, np.float32)[::2], allocator)
-        assert not allocator.blocks
+    s, words, (_, stream) = section("8.1.2"), "expected contiguous float32", gpu.open_device()
+    way = s.allocators(stream)["ours"]
+    for bad in (*(bad for bad, _ in bad_vectors(np.float32)), np.ones(10, np.float32)[::2], np.float32(1)):
+        for call in (lambda x: s.relay(x, stream, *way), s.copy_pycuda, lambda x: s.run(s.PATTERNS[0], x)):
+            with pytest.raises(ValueError, match=words):
+                call(bad)
+    assert not way[1].__self__.blocks
     for p in (p for p in s.PATTERNS if p.multiple > 1):
         with pytest.raises(ValueError, match=f"n > 0 and a multiple of {p.multiple}, got float32"):
             s.run(p, np.ones(p.multiple + 1, np.float32))
@@ -557,7 +567,7 @@ def test_812_bad_input() -> None:
         s.run(pattern("copy, 1 float later"), np.ones(1, np.float32))  # nothing is left of it
 
 
-@pytest.mark.parametrize("name", ["copy", "copy_float4<4, true>", "move_aos_float4"])
+@pytest.mark.parametrize("name", ["copy", "copy_float4", "move_aos_float4"])
 def test_812_a_wrong_result_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s = section("8.1.2")
     right = s.reference
@@ -577,11 +587,9 @@ def test_812_a_count_that_is_not_what_was_worked_out(monkeypatch: pytest.MonkeyP
 
 def test_812_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
     printed = output_of("8.1.2", "--size", "3001", "--plot", "--no-bench", capfd=capfd)
-    for name in ("the driver's pool", "the caching allocator"):
+    for name in ("driver's pool", "ours", "PyCUDA's mem_alloc"):
         assert re.search(rf"^ copy in memory of {name} +3001 +0 ", printed, re.MULTILINE)
-    assert re.search(
-        r"^ every second one is freed +(\.\.##){8} +1024 KiB +1024 KiB +128 KiB +12%", printed, re.MULTILINE
-    )
+    assert re.search(r"^ every second one is freed +(\.\.##){8} +1024 KiB +1024 KiB +128 KiB *$", printed, re.MULTILINE)
     assert len(plots(printed)) == 1
     assert ("not run: PyTorch's allocator" in printed) is gpu.SIMULATED
     if gpu.SIMULATED:
@@ -610,8 +618,7 @@ def test_812_recorded_figures(
 def test_812_figures() -> None:
     rows = {(row.name, row.size): row for row in section("8.1.2").benchmark()}
     named = {name: row for (name, _), row in rows.items()}
-    best = max(named[name].of_peer for name in section("8.1.2").COPIES)
-    assert best > 0.98, "a vectorised copy is as fast as the driver's"
+    assert named["copy_float4"].of_peer > 0.98, "a vectorised copy is as fast as the driver's"
     assert named["move_soa_float4"].of_copy > 2 * named["move_aos"].of_copy
     assert named["copy, stride 8"].of_copy < 0.5 * named["copy"].of_copy
     for size in ("1 MiB", "64 MiB"):  # of small ones the driver keeps some itself
