@@ -142,7 +142,9 @@ compiled = functools.cache(lambda: gpu.compile_module(KERNEL))
 
 
 def grid_for(extent, block):
-    """Blocks that cover `extent` elements in each dimension, x first: rounded up."""
+    """Blocks that cover `extent` elements in each dimension, x first: rounded up. ValueError for other blocks."""
+    if len(extent) != len(block) or min(block) < 1:
+        raise ValueError(f"expected a block of {len(extent)} positive extents, got {block}")
     return tuple(-(-elements // threads) for elements, threads in zip(extent, block, strict=True))
 
 

@@ -99,7 +99,9 @@ def versions():
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     if nvcc := find_tool("nvcc"):
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        said = ""
+        with contextlib.suppress(OSError):  # a file of that name that is no program
+            said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, errors="replace").stdout
         found["nvcc"] = (re.findall(r"release ([\d.]+)", said) or ["no answer"])[0]
     return found
 

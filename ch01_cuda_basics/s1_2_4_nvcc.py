@@ -159,7 +159,7 @@ def folder():
 def run(command):
     """What a command prints. ReaderError, with that, if it fails."""
     name, *arguments = command.split()
-    done = subprocess.run([find_tool(name), *arguments], cwd=folder(), capture_output=True, text=True)
+    done = subprocess.run([find_tool(name), *arguments], cwd=folder(), capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise ReaderError(f"{command}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
@@ -181,7 +181,12 @@ def show_forms(n):
         options = LinkerOptions(arch=f"sm_{arch}", link_time_optimization=True)
         return Linker(ObjectCode.from_ltoir(code), options=options).link("cubin")
 
-    oldest = min(map(int, re.findall(r"compute_(\d+)", run("nvcc --list-gpu-arch"))))
+    listed = run("nvcc --list-gpu-arch")
+    if not (known := re.findall(r"compute_(\d+)", listed)):
+        raise ReaderError(
+            f"{find_tool('nvcc')} lists no architecture: not an nvcc of CUDA 11 or newer ({listed[:60]!r})"
+        )
+    oldest = min(map(int, known))
     gencode = f"-gencode arch=compute_{oldest},code=sm_{oldest} -gencode arch=compute_{arch},code="
     state, rows, outcome = random_state(n), [], {True: "loaded, result as NVRTC's", False: "not loaded: not PTX"}
     expected = integrate(nvrtc().get_kernel("cluster"), state, 20)

@@ -212,10 +212,16 @@ def jacobi(values, block, name=None, grid=None):
     name = name or f"jacobi_{values.ndim}d"
     if values.dtype != np.float32 or values.size == 0 or not 2 <= values.ndim == len(block) <= 3:
         raise ValueError(f"expected float32 and a block of 2 or 3 extents, got {values.dtype} {values.shape}, {block}")
+    if min(block) < 1 or len(POINTS.get(name, block)) != len(block):
+        raise ValueError(f"{name} does not take {values.shape} in blocks of {block}")
     if name in PITCHED and (block[0] != 32 or block[2:] not in ((), (1,))):
         raise ValueError(f"{name} needs blocks of 32 threads in x, got {block}, and of one in z")
     if (grid is not None) != (name == "jacobi_2d_stride"):
         raise ValueError("jacobi_2d_stride needs a grid, and no other kernel takes one")
+    if grid is not None and (values.ndim != 2 or np.ravel(grid)[0] * block[0] < values.shape[1]):
+        raise ValueError(
+            f"jacobi_2d_stride strides in y only: {grid} blocks of {block} do not cover {values.shape} in x"
+        )
     _, stream = gpu.open_device()
     d_in = gpu.to_device(padded(values, name), stream)
     d_out = gpu.empty(d_in.shape, np.float32, stream)

@@ -141,7 +141,10 @@ FEW, TWICE, NOTHING = ", 1 block", ", twice the threads", "nothing"
 
 
 def geometric(x, y, degree, blocks, where=""):
-    """y = 1 + x + ... + x^degree for one of DEGREES; float32 or float16 vectors of one length, float32 arithmetic."""
+    """y = 1 + x + ... + x^degree for one of DEGREES; float32 or float16 vectors of one length, float32 arithmetic.
+    ValueError for others."""
+    if x.dtype not in (np.float32, np.float16) or (x.dtype, x.shape) != (y.dtype, y.shape) or degree not in DEGREES:
+        raise ValueError(f"expected float32 or float16 alike, got {x.dtype} {x.shape}, {y.dtype} {y.shape}, {degree}")
     kernel = f"geometric<{'float' if x.dtype == np.float32 else '__half'}, {degree}>"
     work, expected = ((2 * degree - 1) * x.size, x.nbytes + y.nbytes), lambda: reference(x, degree)
     return Job(f"degree {degree}{where}", kernel, x, y, x.size, blocks, *work, expected)

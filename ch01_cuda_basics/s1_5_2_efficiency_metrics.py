@@ -151,8 +151,8 @@ def partial_sums(x, sums, loads):
     """
     if x.dtype != np.float32 or x.shape != (x.size,) or not x.size or x.size % 4:
         raise ValueError(f"not a float32 vector of 4, 8, ... elements: {x.dtype} {x.shape}")
-    if not sums.size or sums.size % BLOCK or loads not in LOADS:
-        raise ValueError(f"not sums of whole blocks of {BLOCK}, or not {LOADS} loads: {sums.size}, {loads}")
+    if sums.dtype != np.float32 or not sums.size or sums.size % BLOCK or loads not in LOADS:
+        raise ValueError(f"not float32 sums of whole blocks of {BLOCK}: {sums.dtype} {sums.shape}, or {loads} loads")
     return f"partial_sums<{loads}>", sums.size // BLOCK, BLOCK, x, sums, np.int64(x.size // 4)
 
 

@@ -218,6 +218,8 @@ def notebook(section: Section | None, options: list[str]) -> int:
 def profile(section: Section, options: list[str]) -> int:
     """Count what a section's kernels do, on the simulator whatever device there is; on a GPU that is there too."""
     hardware = os.environ.get("CUDA_BOOK_DEVICE") != "simulator"
+    if (choice := os.environ.get("CUDA_BOOK_DEVICE", "")) not in ("", "gpu", "simulator"):
+        raise UsageError(f"CUDA_BOOK_DEVICE is {choice!r}; it may be 'gpu' or 'simulator'")
     os.environ["CUDA_BOOK_DEVICE"] = "simulator"  # before common.gpu looks
     from common.profile import report
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -82,7 +83,13 @@ def parser(
     --plot (where asked for), --bench/--no-bench and --debug. The parsed `bench` is a bool: as the reader
     said, else True on a GPU without --quick. The name --profile is kept for the chapter on Nsight.
     """
-    result = _Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    number = re.match(r"[\d.]+", doc or "")  # under profile and sanitize the program has another name
+    result = _Parser(
+        prog=f"./run {number[0]}" if number else None,
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     result.sizes = (size, quick_size)
     if size is not None:
         text = f"problem size; suffixes K and M (default {size}" + (
@@ -130,8 +137,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return USAGE if isinstance(error, UsageError) else FAILED, f"error: {error}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "common").startswith("common"):
         return UNAVAILABLE, str(Unavailable(f"the package {error.name}", "./run setup"))
-    if isinstance(error, OSError) and error.filename:  # a full disk, a folder that may not be written
-        return FAILED, f"error: {error.strerror}: {error.filename}"
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
+        return FAILED, f"error: {error.strerror}" + (f": {error.filename}" if error.filename else "")
     gpu = sys.modules.get("common.gpu")  # without it there is no CUDA error either
     if gpu is not None and isinstance(error, gpu.CUDAError):  # which a simulator fault is too
         log = type(error).__name__ == "NVRTCError"  # the compiler's messages keep their lines

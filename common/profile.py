@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common import counters, environment, ncu
-from common.cli import OK, UNAVAILABLE, ReaderError, Unavailable, exit_code
+from common.cli import INTERRUPTED, OK, UNAVAILABLE, USAGE, ReaderError, Unavailable, UsageError, exit_code
 from common.report import table
 from common.sections import Section
 from common.simt.counters import CLASSES, Counts, counting
@@ -102,6 +102,13 @@ def collect(section: Section, options: Sequence[str]) -> list[Counts]:
     module, printed = load_module(section), io.StringIO()
     with counting() as launches, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = exit_code(module.main, ["--quick", *options])
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == USAGE:
+        raise UsageError(printed.getvalue().strip().rpartition("\n")[2].rpartition("error: ")[2])
+    if code == OK and {"-h", "--help"} & {*options}:
+        print(printed.getvalue(), end="")
+        raise SystemExit(OK)
     if code == UNAVAILABLE:
         raise Unavailable(f"profile: {section.number} does not run on the simulator:\n{printed.getvalue()}")
     if code != OK:

@@ -132,6 +132,10 @@ def load(path: Path) -> dict[str, Any]:
             raise ValueError(f"no run {sorted(missing)[0]!r}")
         if any(set(row) - OPTIONAL != known for row in data["rows"]):
             raise ValueError("a row with missing fields")
+        if not all("date" in run for run in data["runs"].values()):
+            raise ValueError("a run without its date")
+        if not all(isinstance(row.seconds, int | float) for row in rows):
+            raise ValueError("a time that is no number")
         return {"gpu": str(data["gpu"]), "runs": dict(data["runs"]), "rows": rows}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -27,7 +27,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from common import results, sections
 from common.__main__ import load_module
-from common.cli import FAILED, OK, UNAVAILABLE, Unavailable, exit_code, not_run
+from common.cli import FAILED, INTERRUPTED, OK, UNAVAILABLE, USAGE, Unavailable, exit_code, not_run
 from common.doctor import PURPOSE, find_tool
 from common.report import table
 from common.sections import Section
@@ -57,6 +57,8 @@ def check(section: Section, options: Sequence[str]) -> tuple[int, Any]:
 
     with watching() as found:
         code = exit_code(load_module(section).main, ["--quick", *options])
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         if code == OK:  # after an error its traceback keeps buffers alive
             found.leaks()
     return code, found
@@ -69,11 +71,10 @@ def in_words(found: Any) -> list[str]:
     numbers = Counter(finding.kind for finding in found if finding.kernel not in ON_PURPOSE)
     words = [f"{KINDS.get(kind, kind)}: {numbers[kind]}" if numbers[kind] else f"no {KINDS[kind]}" for kind in KINDS]
     words += [f"{kind}: {number}" for kind, number in numbers.items() if kind not in KINDS]
-    if found.synchronising:
-        place = list(KINDS).index("global race")
-        words[place] += (
-            f" (not looked for in {', '.join(sorted(found.synchronising))}: threads signal each other there)"
-        )
+    for kind, kernels in found.synchronising.items():
+        if kernels:
+            place = list(KINDS).index(kind)
+            words[place] += f" (not looked for in {', '.join(sorted(kernels))}: threads signal each other there)"
     return words
 
 
@@ -91,6 +92,8 @@ def amiss(found: Any) -> list[str]:
 def on_the_simulator(section: Section, options: Sequence[str]) -> int:
     """Print each finding, and what was looked for. Exit code 1 for a finding, or that of what failed."""
     code, found = check(section, options)
+    if code in (USAGE, UNAVAILABLE) or not (code or found.launches):  # it has said why, or was --help
+        return code
     for finding in found:
         print(f"\n{finding}{' (on purpose)' if finding.kernel in ON_PURPOSE else ''}")
     kernels, launches = len(found.kernels), found.launches

@@ -92,8 +92,8 @@ MUTANTS = [
     # what is said
     Mutant(
         "common/sanitize.py",
-        "    if found.synchronising:\n",
-        "    if False:\n",
+        "        if kernels:\n            place =",
+        "        if not kernels:\n            place =",
         f"{SANITIZE}kernels_that_signal_each_other_are_named",
     ),
     Mutant("common/sanitize.py", "found.leaks()", "pass", f"{SANITIZE}a_leak_is_reported"),

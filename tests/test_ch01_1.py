@@ -246,6 +246,10 @@ def test_112_bad_input() -> None:
             with pytest.raises(ValueError, match="uint8 image"):
                 kernel(np.zeros(shape, dtype))
 
+    for block in ((0, 8), (32,), (32, 8, 1)):
+        with pytest.raises(ValueError, match="a block of 2 positive extents"):
+            s.gray(np.zeros((4, 4, 3), np.uint8), block)
+
 
 def test_112_what_it_prints(capfd: pytest.CaptureFixture[str]) -> None:
     printed = output_of("1.1.2", "--size", "33", "--plot", capfd=capfd)

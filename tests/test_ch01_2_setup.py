@@ -468,3 +468,12 @@ def test_121_packages_built_for_another_cuda_are_named(monkeypatch: pytest.Monke
     assert s.built_for() == {"cupy-cuda12x": "12.", "nvidia-cudnn-cu12": "12.", "tensorrt-rtx-cu13": "13."}
     assert len(s.disagreements((13, 0), s.built_for())) == 2
     assert "requirements.txt: cuda-core 1." in s.compatibility_table(None)[-1][2]
+
+
+@pytest.mark.parametrize("program", [b"\377\376garbage\n", b"#!/bin/sh\nprintf '\\377\\376garbage'\n"])
+def test_121_an_nvcc_that_is_none(program: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "nvcc"
+    fake.write_bytes(program)
+    fake.chmod(0o755)
+    monkeypatch.setattr(section("1.2.1"), "find_tool", lambda name: str(fake))
+    assert section("1.2.1").versions()["nvcc"] == "no answer"

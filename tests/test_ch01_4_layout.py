@@ -257,5 +257,11 @@ def test_142_blocks_and_grids_that_would_leave_points_out() -> None:
             s.jacobi(cube, block, s.FLOAT4_3D)
     with pytest.raises(ValueError, match="no other kernel takes one"):
         s.jacobi(plane, (32, 8), grid=(1, 1))
+    for shape, grid in (((20, 33), 1), ((20, 33), (1, 4))):
+        with pytest.raises(ValueError, match="do not cover"):
+            s.jacobi(s.random_values(shape), (8, 8), "jacobi_2d_stride", grid)
+    for values, block, name in ((plane, (0, 8), None), (cube, (8, 8, 2), "jacobi_2d")):
+        with pytest.raises(ValueError, match="does not take"):
+            s.jacobi(values, block, name)
     with pytest.raises(ValueError, match="needs a grid"):
         s.jacobi(plane, (32, 8), "jacobi_2d_stride")

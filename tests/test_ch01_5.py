@@ -294,6 +294,13 @@ def test_152_bad_input(x: np.ndarray, y: np.ndarray, message: str) -> None:
         section("1.5.2").vectors("copy", x, y)
 
 
+def test_151_bad_vectors() -> None:
+    s, x = section("1.5.1"), np.zeros(8, np.float32)
+    for a, b, degree in ((x.astype(float), x.astype(float), 8), (x, x.astype(float), 8), (x, x[:4], 8), (x, x, 3)):
+        with pytest.raises(ValueError, match="float32 or float16 alike"):
+            s.geometric(a, b, degree, 1)
+
+
 def test_152_bad_matrices_and_sums() -> None:
     s, x, sums = section("1.5.2"), np.zeros(8, np.float32), np.zeros(128, np.float32)
     for a, b in (((2, 3), (2, 3)), ((3, 3), (2, 2)), ((0, 0), (0, 0)), ((9,), (9,))):
@@ -304,8 +311,8 @@ def test_152_bad_matrices_and_sums() -> None:
     for bad in (x[:6], x[:0], x.astype(np.float64), x.reshape(2, 4)):
         with pytest.raises(ValueError, match="not a float32 vector of 4, 8"):
             s.partial_sums(bad, sums, 1)
-    for bad_sums, loads in ((sums[:100], 1), (sums[:0], 1), (sums, 3)):
-        with pytest.raises(ValueError, match="not sums of whole blocks"):
+    for bad_sums, loads in ((sums[:100], 1), (sums[:0], 1), (sums, 3), (sums.astype(np.float64), 1)):
+        with pytest.raises(ValueError, match="not float32 sums of whole blocks"):
             s.partial_sums(x, bad_sums, loads)
 
 

@@ -40,6 +40,7 @@ def raises(error):
             "CUDAError: CUDA_ERROR_X: a long story\n",
         ),
         (raises(FileExistsError(17, "File exists", "out")), 1, "", "error: File exists: out\n"),
+        (raises(OSError(28, "No space left on device")), 1, "", "error: No space left on device\n"),
         (raises(SystemExit(2)), 2, "", ""),
         (raises(SystemExit(None)), 0, "", ""),
         (raises(SystemExit("a reason")), 1, "", "a reason\n"),

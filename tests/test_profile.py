@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 
 from common import __main__ as commands
-from common import profile, sections
+from common import profile, sanitize, sections
 from common.__main__ import load_module
-from common.cli import OK, UNAVAILABLE, USAGE, ReaderError, Unavailable, exit_code
+from common.cli import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    UNAVAILABLE,
+    USAGE,
+    ReaderError,
+    Unavailable,
+    UsageError,
+    exit_code,
+)
 from common.ncu import Launch
 from common.simt.counters import CLASSES, METRICS
 
@@ -110,9 +120,26 @@ def test_a_source_that_is_not_known(capsys):
     assert "its source is not known" in capsys.readouterr().out
 
 
-def test_a_section_that_fails_is_an_error_with_its_output():
-    with pytest.raises(ReaderError, match=r"exit code 2:\n.*positive integer"):
+def test_a_section_that_fails_is_an_error_with_its_output(monkeypatch):
+    with pytest.raises(UsageError, match="positive integer"):
         profile.collect(sections.find("1.1.2"), ["--size", "0"])
+    module = SimpleNamespace(main=lambda argv: print("a line") or FAILED)
+    monkeypatch.setattr("common.__main__.load_module", lambda section: module)
+    with pytest.raises(ReaderError, match=r"exit code 1:\na line"):
+        profile.collect(sections.find("1.1.2"), [])
+
+
+def test_help_and_an_interruption_are_handed_on(monkeypatch, capsys):
+    assert exit_code(lambda _: profile.report(sections.find("1.1.2"), ["--help"]), []) == OK
+    assert "usage: ./run 1.1.2" in capsys.readouterr().out
+
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    for module in ("common.__main__", "common.sanitize"):
+        monkeypatch.setattr(f"{module}.load_module", lambda section: SimpleNamespace(main=interrupted))
+    for report in (profile.report, sanitize.report):
+        assert exit_code(lambda _, report=report: report(sections.find("1.1.2"), []), []) == INTERRUPTED
 
 
 def test_nothing_to_count(monkeypatch, capsys):

@@ -116,6 +116,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
         '{"gpu": "x", "runs": {}, "rows": [1]}',
         '{"gpu": "x", "runs": [], "rows": [{"nonsense": 1}]}',
         '{"gpu": "x", "runs": 3, "rows": []}',
+        '{"gpu": "x", "runs": {"a": {}}, "rows": []}',
         b"\xff\xfe",
     ],
 )

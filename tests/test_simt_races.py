@@ -157,6 +157,31 @@ def test_what_is_no_race(name: str) -> None:
     assert races_of(CLEAN[name]) == []
 
 
+# threads that signal each other through shared memory: a lock, a flag, the last warp; nothing is looked for there
+SIGNALS = {
+    "a lock": "__shared__ int lock, sum; if (t == 0) lock = sum = 0; __syncthreads();"
+    "if (t % 32 == 0) { while (atomicCAS(&lock, 0, 1) != 0); __threadfence_block(); sum += t; __threadfence_block();"
+    "atomicExch(&lock, 0); } __syncthreads(); if (t == 0) out[0] = sum;",
+    "the last warp": "__shared__ int count, part[4]; if (t == 0) count = 0; __syncthreads();"
+    "if (t % 32 == 0) { part[t / 32] = t; __threadfence_block();"
+    "if (atomicAdd(&count, 1) == 3) { __threadfence_block();"
+    "out[0] = part[0] + part[1] + part[2] + part[3]; } }",
+    "a flag": "__shared__ volatile int flag; __shared__ int data[32]; if (t == 0) flag = 0; __syncthreads();"
+    "if (t < 32) { data[t] = t; __threadfence_block(); __syncwarp(); if (t == 0) flag = 1; }"
+    "else if (t < 64) { while (!flag); __threadfence_block(); out[t] = data[t - 32]; }",
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_threads_that_signal_each_other_do_not_race(name: str) -> None:
+    found = races_of(SIGNALS[name])
+    assert found == [] and found.synchronising["shared race"] == {"kernel"}
+    # a queue that takes its places from an atomic signals nobody
+    queue = "__shared__ int n, q[128]; if (t == 0) n = 0; __syncthreads(); q[atomicAdd(&n, 1)] = t; RACE out[t] = q[127 - t];"
+    assert [race.kind for race in races_of(queue.replace("RACE", ""))] == ["shared race"]
+    assert races_of(queue.replace("RACE", "__syncthreads();")) == []
+
+
 def test_the_report_names_both_threads_and_lines() -> None:
     (race,) = races_of("__shared__ int s[128];\n    s[t] = t;\n    out[t] = s[127 - t];")
     assert str(race) == (

@@ -5,7 +5,10 @@ import hashlib
 import json
 import os
 import re
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from cuda.bindings import nvrtc
@@ -75,7 +78,8 @@ def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple
         if _check(nvrtc.nvrtcVersion()) >= (12, 9):
             # where there is a driver, NVRTC keeps what it compiled: without a log, and without regard to fast math
             flags = [*flags, b"--no-cache"]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        with _without_interrupts():
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         log = _room(_check(nvrtc.nvrtcGetProgramLogSize(program)))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         text = log.rstrip(b"\0").decode(errors="replace")
@@ -87,6 +91,19 @@ def _run_nvrtc(source: str, flags: list[bytes], names: tuple[str, ...]) -> tuple
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     return ptx.rstrip(b"\0").decode(), mangled, text
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile: NVRTC's own handler would end the process, silently, with exit code 4."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _room(size: int) -> bytes:

@@ -64,7 +64,8 @@ class Findings(list[Finding]):
         self.began = began  # the serial number of the last allocation before
         self.launches = 0
         self.kernels: set[str] = set()
-        self.synchronising: set[str] = set()  # kernels whose blocks signal each other: no races in global memory sought
+        # kernels whose threads signal each other through a memory: no races are sought there
+        self.synchronising: dict[str, set[str]] = {"shared race": set(), "global race": set()}
         self._seen: set[Hashable] = set()
 
     def report(self, key: Hashable, make: Callable[[], Finding]) -> None:

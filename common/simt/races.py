@@ -5,9 +5,10 @@ one warp also `__syncwarp`; nothing orders threads of different blocks. Atomics 
 volatile accesses. Each element of a memory remembers who wrote it last and who has read it since, and in which epoch:
 how many barriers the block and the warp had passed by then.
 
-Races in global memory are not looked for in kernels whose threads may order themselves in other ways: fences, volatile
-or acquiring loads, atomics whose result is used. Not seen: threads that no barrier of their own orders where others of
-the block passed one meanwhile.
+Races are not looked for in kernels whose threads may order themselves through that memory in other ways: in global
+memory by fences, volatile or acquiring loads, atomics whose result is used; in shared memory by these loads and atomics
+together with a fence. Not seen: threads that no barrier of their own orders where others of the block passed one
+meanwhile.
 """
 
 import functools
@@ -47,16 +48,24 @@ def smallest_access(kernel: Kernel, space: str) -> int:
     return min(sizes)
 
 
-def synchronises(kernel: Kernel) -> bool:
-    """Whether threads of this kernel may order themselves through global memory."""
+def synchronises(kernel: Kernel, space: str = "global") -> bool:
+    """Whether threads of this kernel may order themselves through global memory, or through shared: there only in
+    kernels with a fence, for many a queue in shared memory takes its places from an atomic."""
     used = {r for b in kernel.blocks for i in b.all_instrs() for r in defs_and_uses(i)[1]}
-    return any(_signals(instr, used) for block in kernel.blocks for instr in block.instrs)
+    instrs = [instr for block in kernel.blocks for instr in block.instrs]
+    if space == "shared" and not any(_fences(instr) for instr in instrs):
+        return False
+    return any(_signals(instr, used, space) for instr in instrs)
 
 
-def _signals(instr: Instr, used: set[str]) -> bool:
-    if instr.op in ("membar", "fence", "nanosleep"):
+def _fences(instr: Instr) -> bool:
+    return instr.op in ("membar", "fence") or not {"acquire", "release", "acq_rel"}.isdisjoint(instr.mods)
+
+
+def _signals(instr: Instr, used: set[str], space: str) -> bool:
+    if space == "global" and instr.op in ("membar", "fence", "nanosleep"):
         return True
-    if instr.op not in ("ld", "atom") or space_of(instr) not in ("global", "generic"):
+    if instr.op not in ("ld", "atom") or space_of(instr) not in (space, "generic"):
         return False
     if instr.op == "atom":
         return bool(used.intersection(registers(instr.args[0])))

@@ -33,9 +33,12 @@ class LaunchWatch:
         self.units = {space: smallest_access(kernel, space) for space in ("shared", "global")}
         found.launches += 1
         found.kernels.add(kernel.name)
+        self.shared_races = not synchronises(kernel, "shared")
+        if not self.shared_races:
+            found.synchronising["shared race"].add(kernel.name)
         self.races = None
         if launch.workspace or synchronises(kernel):
-            found.synchronising.add(kernel.name)
+            found.synchronising["global race"].add(kernel.name)
         else:
             end = max((a.end for a in arena.table if a.kind != "pinned"), default=0)
             self.races = RaceWatch(launch, "global", end // self.units["global"] + 1, found)
@@ -63,7 +66,7 @@ class ChunkWatch:
         size = chunk.shared_views[np.dtype("u1")].size
         elements = size // launch.units["shared"]
         self.epochs = Epochs(chunk)
-        self.races = RaceWatch(chunk.launch, "shared", elements, launch.found)
+        self.races = RaceWatch(chunk.launch, "shared", elements, launch.found) if launch.shared_races else None
         self.written = Written(size)
         self.copies = Copies(chunk, elements)
 
