@@ -177,7 +177,8 @@ def test_threads_that_signal_each_other_do_not_race(name: str) -> None:
     found = races_of(SIGNALS[name])
     assert found == [] and found.synchronising["shared race"] == {"kernel"}
     # a queue that takes its places from an atomic signals nobody
-    queue = "__shared__ int n, q[128]; if (t == 0) n = 0; __syncthreads(); q[atomicAdd(&n, 1)] = t; RACE out[t] = q[127 - t];"
+    queue = "__shared__ int n, q[128]; if (t == 0) n = 0; __syncthreads(); q[atomicAdd(&n, 1)] = t; RACE"
+    queue += " out[t] = q[127 - t];"
     assert [race.kind for race in races_of(queue.replace("RACE", ""))] == ["shared race"]
     assert races_of(queue.replace("RACE", "__syncthreads();")) == []
 
